@@ -1,0 +1,251 @@
+"""The one description of a training run: a YAML file plus dotted overrides, checked before anything starts.
+
+Unknown keys are errors that name the path and the nearest valid key. What the objective accepts besides `name`
+is checked by the objective itself (each is a pydantic model of its own), so plug-ins bring their own options.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from unmask.errors import UserError
+from unmask.registry import nearest
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class ModelConfig(Section):
+    #: Folder with config.json and safetensors, or a `.gguf` file. Leave empty to start from `config`.
+    name: str | None = None
+    #: A transformers configuration (`model_type: qwen3`, `hidden_size: ...`): random initialisation from the seed.
+    config: dict[str, Any] | None = None
+    #: Parameters are kept in this dtype; see training.precision for the arithmetic.
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    #: Id of the mask token. Empty: the model's or tokeniser's own, else a padded row, else a new one.
+    mask_token_id: int | None = None
+    #: Noise added to a mask embedding that is close to zero, over the first steps (converted AR models).
+    mask_noise_steps: int = Field(default=0, ge=0)
+    #: Compute the last layer's queries, output projection and MLP for labelled rows only (verified at start).
+    skip_last_layer: bool = True
+    #: Fused RMSNorm and SwiGLU (each verified against the module it replaces).
+    fused: bool = True
+    #: Attention backend: `auto` is tiles on CPU and flex on GPUs where it compiles.
+    attention: Literal["auto", "reference", "tiles", "flex"] = "auto"
+    #: torch.compile every decoder layer.
+    compile: bool = False
+
+
+class DataConfig(Section):
+    #: A prepared dataset, a text folder, a text file or JSONL.
+    train: str | None = None
+    validation: str | None = None
+    #: Folder or file of the tokeniser; empty: the prepared dataset's, else the model's.
+    tokenizer: str | None = None
+    #: Tokens in a pack. Longer documents are cut into chunks of this size.
+    pack_tokens: int = Field(default=4096, ge=2)
+
+
+class ObjectiveConfig(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    name: str = "block_diffusion"
+
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class OptimizerConfig(Section):
+    name: str = "adamw"
+    learning_rate: float = Field(default=3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    #: Applied to matrices only: norms, biases and the mask embedding's row are not decayed away.
+    weight_decay: float = Field(default=0.1, ge=0)
+
+
+class ScheduleConfig(Section):
+    name: Literal["cosine", "constant"] = "cosine"
+    #: Steps of linear warm-up; below 1, a fraction of all steps.
+    warmup: float = Field(default=0.05, ge=0)
+    #: The learning rate at the end, as a fraction of its peak.
+    floor: float = Field(default=0.1, ge=0, le=1)
+
+
+class TrainingConfig(Section):
+    #: Optimiser steps in all. Empty: `epochs` decides.
+    steps: int | None = Field(default=None, ge=1)
+    epochs: float = Field(default=1.0, gt=0)
+    #: Packs per optimiser step, over all ranks and accumulation.
+    batch_size: int = Field(default=1, ge=1)
+    #: Packs that go through the model together; batch_size / micro_batch is the accumulation.
+    micro_batch: int = Field(default=1, ge=1)
+    #: Largest gradient norm; 0 turns clipping off.
+    clip: float = Field(default=1.0, ge=0)
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    #: Activation checkpointing: `full` recomputes whole layers, `selective` keeps attention's result.
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    seed: int = 0
+    device: str = "auto"
+    #: CPU threads; empty: torch's choice.
+    threads: int | None = Field(default=None, ge=1)
+
+
+class ParallelConfig(Section):
+    """Sizes of the mesh axes; their product must be the number of processes."""
+
+    data_parallel_size: int = Field(default=1, ge=1)
+    #: Tensor parallelism.
+    model_parallel_size: int = Field(default=1, ge=1)
+    pipeline_stages: int = Field(default=1, ge=1)
+
+    def __init__(self, **sizes: Any):
+        super().__init__(**sizes)
+
+    def refuse_unsupported(self) -> None:
+        """This version runs on one process; anything else is refused before a worker starts."""
+        for axis, size in self.model_dump().items():
+            if size != 1:
+                raise UserError(
+                    f"parallel.{axis}={size}: this version of unmask trains on one process; set it to 1"
+                )
+
+
+class CheckpointConfig(Section):
+    #: Folder of the run: checkpoints, log and the resolved config.
+    path: str = "runs/unmask"
+    #: Steps between checkpoints; 0 saves only at the end and on a signal.
+    every: int = Field(default=0, ge=0)
+    #: How many to keep; 0 keeps all.
+    keep: int = Field(default=2, ge=0)
+    #: Continue from the newest checkpoint in `path` when there is one.
+    resume: bool = True
+
+
+class EvaluationConfig(Section):
+    #: Steps between evaluations of the likelihood bound; 0: only at the end.
+    every: int = Field(default=0, ge=0)
+    #: Packs evaluated; 0 takes the whole validation set.
+    packs: int = Field(default=16, ge=0)
+    #: Noise draws per document.
+    draws: int = Field(default=1, ge=1)
+
+
+class LogConfig(Section):
+    #: Steps between lines of the JSONL log and of the console.
+    every: int = Field(default=1, ge=1)
+    console: Literal["auto", "rich", "plain", "none"] = "auto"
+
+
+class Config(Section):
+    """A whole run. `Config.load(path, overrides)` reads YAML and applies `key.path=value` overrides."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    training: TrainingConfig = TrainingConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.training.batch_size % self.training.micro_batch:
+            raise ValueError(
+                f"training.batch_size={self.training.batch_size} must be a multiple of "
+                f"training.micro_batch={self.training.micro_batch}"
+            )
+        if self.model.name and self.model.config:
+            raise ValueError("give model.name (a checkpoint) or model.config (random initialisation), not both")
+        return self
+
+    @classmethod
+    def parse(cls, tree: dict[str, Any], source: str = "config") -> Config:
+        """Validate a nested dict; errors become one sentence naming `source` and the path."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise UserError(f"{source}: {_sentence(error, cls)}") from None
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | None = None) -> Config:
+        """Read a YAML file and apply overrides like `optimizer.learning_rate=1e-4` (values are YAML)."""
+        file = Path(path)
+        try:
+            tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such config file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read: {error}") from None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f":{mark.line + 1}" if mark else ""
+            raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        tree = {} if tree is None else tree
+        if not isinstance(tree, dict):
+            raise UserError(f"{path}: a config is a mapping of sections, not a {type(tree).__name__}")
+        for override in overrides or []:
+            _override(tree, override)
+        return cls.parse(tree, str(path))
+
+    def dump(self) -> str:
+        """The resolved config as YAML; `Config.load` of it gives this config again."""
+        return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UserError(f"override {text!r}: write key.path=value, such as training.steps=100")
+    *parents, last = key.split(".")
+    node: Any = tree
+    for parent in parents:
+        if not isinstance(node.get(parent), dict):
+            node[parent] = {}
+        node = node[parent]
+    try:
+        node[last] = _number(yaml.safe_load(value))
+    except yaml.YAMLError:
+        raise UserError(f"override {text!r}: {value!r} is not a valid YAML value") from None
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as a string; people mean a number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
+    first, more = error.errors()[0], error.error_count() - 1
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _keys(root, first["loc"][:-1])
+        text = f"unknown key {path!r}{nearest(str(first['loc'][-1]), known)}; valid here: {', '.join(known)}"
+    elif first["type"] == "value_error":
+        text = f"{path + ': ' if path else ''}{first['ctx']['error']}"
+    else:
+        text = f"{path}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _keys(model: Any, path: tuple[Any, ...]) -> list[str]:
+    for part in path:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def options_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
+    """The one-sentence form of a plug-in's own validation error (an objective's options, for example)."""
+    return UserError(f"{where}: {_sentence(error, model)}")

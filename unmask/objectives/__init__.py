@@ -1,0 +1,31 @@
+"""Training objectives: each file opens with its formula; `objectives` finds one by name."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from unmask.config import options_error
+from unmask.objectives.base import Decoding, Head, LossTerms, Objective
+from unmask.registry import Registry
+
+objectives = Registry(
+    "objective",
+    {
+        "ar": "unmask.objectives.ar:AR",
+        "mdlm": "unmask.objectives.mdlm:MDLM",
+        "block_diffusion": "unmask.objectives.block_diffusion:BlockDiffusion",
+        "fast_dllm_v2": "unmask.objectives.fast_dllm_v2:FastDLLMv2",
+    },
+)
+
+
+def build(name: str, options: dict[str, Any] | None = None) -> Objective:
+    """The objective `name` with these options; a wrong option is a UserError that names the valid ones."""
+    kind = objectives[name]
+    try:
+        return kind(**(options or {}))
+    except ValidationError as error:
+        raise options_error(error, kind, f"objective {name}") from None
+
+
+__all__ = ["Decoding", "Head", "LossTerms", "Objective", "build", "objectives"]

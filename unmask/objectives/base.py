@@ -1,0 +1,108 @@
+"""What an objective is: documents in, Rows out, and the loss of the labelled rows' hidden states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from unmask.rows import Document, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Head(NamedTuple):
+    """The output projection: weight [vocabulary, width], an optional bias [vocabulary] and logit soft-cap."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+
+
+class LossTerms(NamedTuple):
+    """sum (a scalar with gradient) over labelled rows, the count that divides it globally, detached metric sums."""
+
+    sum: Tensor
+    count: float
+    metrics: dict[str, Tensor]
+
+
+class Decoding(NamedTuple):
+    """What a sampler must know of how a model was trained.
+
+    kind: "causal" (next token), "full" (one noisy block per document, no clean rows) or "block" (noisy blocks of
+    `block_size` after clean, block-causal context); shift: a row predicts the token after it, not its own.
+    """
+
+    kind: str
+    block_size: int | None
+    shift: bool
+
+
+class Objective(BaseModel):
+    """A training objective; its fields are its options in the config, unknown ones are refused.
+
+    Everything random is a function of (seed, document.sample, draw): see `noise`. `rows` may be called with any
+    part of a step's documents; `levels` sees all of them, so that noise levels can be stratified over the step.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Filled in from the model when a run starts; not an option.
+    mask_token_id: int | None = Field(default=None, exclude=True)
+    #: Noise draws per block (per document for mdlm), sharing one clean pass.
+    draws: int = Field(default=1, ge=1)
+
+    @property
+    @abstractmethod
+    def decoding(self) -> Decoding:
+        """How a model trained by this objective is sampled."""
+
+    @abstractmethod
+    def rows(self, documents: Sequence[Document], seed: int, levels: Sequence[Any] | None = None) -> Rows:
+        """The rows of one pack. `levels`: this pack's part of `levels(all documents of the step)`."""
+
+    def levels(self, documents: Sequence[Document], seed: int) -> list[Any]:
+        """The noise levels of every document of a step, in the form `rows` takes them back; by default none."""
+        return [None] * len(documents)
+
+    def at(self, step: int, steps: int) -> Objective:
+        """The objective as it stands at `step` of `steps` (block-size schedules); by default unchanged."""
+        return self
+
+    def evaluation(self) -> Objective:
+        """The objective whose expected loss per token is the likelihood bound (exact-count noise)."""
+        raise NotImplementedError(f"{type(self).__name__} has no likelihood bound")
+
+    def loss(self, hidden: Tensor, head: Head, label: Tensor, weight: Tensor, count: float) -> LossTerms:
+        """Weighted cross-entropy of the labelled rows.
+
+        hidden [n, width], label int64 [n], weight [n]. The sum is not divided by count: that is done globally.
+        """
+        from unmask.kernels import linear_cross_entropy
+
+        total, nll = linear_cross_entropy(
+            hidden, head.weight, label, weight, bias=head.bias, softcap=head.softcap, exclude=self.excluded_token
+        )
+        return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))})
+
+    @property
+    def excluded_token(self) -> int | None:
+        """The token whose logit is -inf in the loss (MDLM's SUBS parameterisation excludes the mask token)."""
+        return None
+
+
+def needs_mask(objective: Objective) -> int:
+    """The mask token id, or a ValueError for an objective that was never bound to a model."""
+    if objective.mask_token_id is None:
+        raise ValueError("the objective has no mask_token_id: bind it with objective.model_copy(update=...)")
+    return objective.mask_token_id
+
+
+def supervised_positions(document: Document) -> np.ndarray:
+    """Indices of the tokens a loss may be taken on, int64."""
+    return np.flatnonzero(document.supervised)
