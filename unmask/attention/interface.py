@@ -1,0 +1,82 @@
+"""The door transformers' models come in by: attn_implementation="unmask", and the plan as a keyword.
+
+Registered with AttentionInterface (what a layer calls) and AttentionMaskInterface (no mask tensor is ever built: the
+plan is the mask). A forward without a plan is an error, never a silent change of what attends to what.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.attention.attend import attend
+from unmask.attention.plan import Plan
+
+NAME = "unmask"
+
+
+class Full:
+    """The plan of a step against a KV cache: every query sees every key it is given."""
+
+    def __repr__(self) -> str:
+        return "FULL"
+
+
+FULL = Full()
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, rows, head_dim] -> [1, rows, heads, head_dim], as AttentionInterface functions return it."""
+    plan: Plan | Full | None = kwargs.get("plan")
+    if plan is None:
+        raise RuntimeError(
+            'attn_implementation="unmask" needs a plan: model(..., plan=Plan.from_rows(rows)); '
+            'for plain use load the model with attn_implementation="sdpa"'
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = _one_dtype(query, key, value)
+    window = kwargs.get("sliding_window")
+    if isinstance(plan, Full):
+        return _full(query, key, value, scale, window).transpose(1, 2), None
+    if isinstance(plan, Plan):
+        out, _ = attend(query, key, value, plan.handle(window), scale)
+        return out.transpose(1, 2), None
+    return plan.attend(module, query, key, value, scale, window)  # a probe: see models.check
+
+
+def _full(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    """All queries against all keys; a window keeps the clean keys the block's start would see, and the block."""
+    if window is not None:
+        first = max(0, key.shape[2] - query.shape[2] - (window - 1))
+        key, value = key[:, :, first:], value[:, :, first:]
+    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
+
+
+def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast norms and rotary leave q and k in fp32 and v in half precision: agree on autocast's dtype."""
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def register() -> None:
+    """Make attn_implementation="unmask" known to transformers; harmless to repeat."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, _no_mask)
