@@ -1,0 +1,36 @@
+"""unmask: diffusion language models, from a laptop's CPU to a cluster, with the same code and the same numbers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unmask.config import Config, ParallelConfig
+    from unmask.errors import UserError
+    from unmask.models.checkpoints import open_model as load
+    from unmask.sampling import sample
+    from unmask.training.trainer import Trainer
+
+#: name -> where it lives; imported when first asked for, so that `import unmask` costs nothing.
+_PUBLIC = {
+    "Config": "unmask.config:Config",
+    "ParallelConfig": "unmask.config:ParallelConfig",
+    "Trainer": "unmask.training.trainer:Trainer",
+    "UserError": "unmask.errors:UserError",
+    "load": "unmask.models.checkpoints:open_model",
+    "sample": "unmask.sampling:sample",
+}
+
+__all__ = ["Config", "ParallelConfig", "Trainer", "UserError", "load", "sample"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name].split(":")
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

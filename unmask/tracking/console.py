@@ -1,0 +1,83 @@
+"""The console of a run, on stderr: a live progress line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from unmask.tracking import Record, Start
+
+
+class ConsoleTracker:
+    """Progress, ETA, loss, tokens per second, MFU and memory; `log.console` is auto, rich, plain or none."""
+
+    def __init__(self) -> None:
+        self.console: Any = None
+        self._progress: Any = None
+        self._task: Any = None
+        self._mode = "plain"
+
+    def start(self, run: Start) -> None:
+        from rich.console import Console
+
+        mode = run.config.get("log", {}).get("console", "auto")
+        self.console = Console(
+            stderr=True, highlight=False, soft_wrap=True, force_terminal=True if mode == "rich" else None
+        )
+        self._mode = ("rich" if self.console.is_terminal else "plain") if mode == "auto" else mode
+        self._first, self._began = run.step, time.monotonic()
+        if self._mode == "rich":
+            self._progress = _progress(self.console)
+            self._task = self._progress.add_task("train", total=run.steps, completed=run.step, status="")
+            self._progress.start()
+
+    def log(self, record: Record) -> None:
+        if self._mode == "none":
+            return
+        if record["kind"] == "evaluation":
+            self.message(
+                f"step {record['step']}: validation {record['nats_per_token']:.4f} "
+                f"+- {record['standard_error']:.4f} nats per token"
+            )
+        elif self._progress is not None:
+            self._progress.update(self._task, completed=record["step"], total=record["steps"], status=status(record))
+        else:
+            self.message(f"step {record['step']}/{record['steps']}  {status(record)}  ETA {self._eta(record)}")
+
+    def message(self, text: str) -> None:
+        if self._mode != "none" and self.console is not None:
+            self.console.print(text, markup=False)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _eta(self, record: Record) -> timedelta:
+        rate = (time.monotonic() - self._began) / max(1, record["step"] - self._first)
+        return timedelta(seconds=round(rate * (record["steps"] - record["step"])))
+
+
+def status(record: Record) -> str:
+    """The numbers of one step in a line."""
+    parts = [f"loss {record['loss']:.4f}", f"{record['tokens_per_second']:,.0f} tokens/s"]
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {100 * record['mfu']:.0f} %")
+    parts.append(f"memory {record['memory'] / 2**30:.2f} GB")
+    return "  ".join(parts) + ("  update skipped" if record.get("skipped") else "")
+
+
+def _progress(console: Any) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+        refresh_per_second=4,
+    )

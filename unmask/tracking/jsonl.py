@@ -1,0 +1,60 @@
+"""The log of a run as JSON lines, `<run>/log.jsonl`: one object per logged step or evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TextIO
+
+from unmask.tracking import Record, Start
+
+
+class JsonLines:
+    """Appends records and flushes each. A resumed run first drops the lines written after the step it goes on from."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+
+    def start(self, run: Start) -> None:
+        path = run.path / "log.jsonl"
+        if path.exists():
+            truncate(path, run.step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, record: Record) -> None:
+        assert self._file is not None, "log() before start()"
+        finite = {key: _finite(value) for key, value in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def message(self, text: str) -> None:
+        """Sentences are for the console."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinities: they are written as the strings "inf", "-inf" and "nan"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def truncate(path: Path, step: int) -> None:
+    """Drop what a run that goes on after `step` will write again: later steps, and evaluations from `step` on.
+
+    A last line that a killed process left unfinished goes too.
+    """
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if record["step"] <= step - (record["kind"] == "evaluation"):
+            kept.append(line + "\n")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,95 @@
+"""How fast a step was: tokens per second, model FLOP utilisation and memory.
+
+MFU = (6 * parameters * rows + 12 * width * pairs) / seconds / peak, from the exact pair counts of the rows; recomputed
+activations count as no work. The peak of a GPU is its data sheet's dense rate; that of a CPU is a measured matrix product.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+#: Dense TFLOP/s by device name: (bf16 and fp16, fp32 as torch runs it without TF32).
+GPUS = {
+    "B200": (2250.0, 75.0),
+    "H200": (989.0, 67.0),
+    "H100 PCIe": (756.0, 51.0),
+    "H100": (989.0, 67.0),
+    "GH200": (989.0, 67.0),
+    "A100": (312.0, 19.5),
+    "A10": (125.0, 31.2),
+    "L40S": (362.0, 91.6),
+    "L4": (121.0, 30.3),
+    "V100": (125.0, 15.7),
+    "RTX 4090": (165.2, 82.6),
+    "RTX 3090": (71.0, 35.6),
+    "MI300X": (1307.4, 163.4),
+    "MI250": (362.1, 45.3),
+}
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """FLOP/s this device can reach in `dtype`; None for a GPU that is not in the table."""
+    if device.type == "cpu":
+        return _measured(dtype)
+    name = torch.cuda.get_device_name(device)
+    half = dtype in (torch.bfloat16, torch.float16)
+    for known in sorted(GPUS, key=len, reverse=True):
+        if known in name:
+            return GPUS[known][0 if half else 1] * 1e12
+    return None
+
+
+def _measured(dtype: torch.dtype, size: int = 1024) -> float:
+    """The best of a few products of square matrices, about 30 ms in all."""
+    a = torch.full((size, size), 0.5, dtype=dtype)
+    best, deadline = float("inf"), time.perf_counter() + 0.03
+    while time.perf_counter() < deadline or best == float("inf"):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def memory(device: torch.device) -> int:
+    """Peak bytes: allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass
+class Meter:
+    """Tokens and FLOPs of the steps since the last reading; `pause` keeps evaluations and checkpoints out of the clock."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    _peak: float | None = None
+    _measured: bool = False
+    _started: float = field(default_factory=time.perf_counter)
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def add(self, tokens: int, flops: float) -> None:
+        """The step begun by `start` is over; its loss was read, so that a GPU has finished it too."""
+        self.seconds += time.perf_counter() - self._started
+        self.tokens += tokens
+        self.flops += flops
+
+    def read(self) -> dict[str, float | int | None]:
+        """tokens_per_second, mfu (a fraction) and memory (bytes) since the last call."""
+        if not self._measured:
+            self._peak, self._measured = peak_flops(self.device, self.dtype), True
+        mfu = self.flops / self.seconds / self._peak if self._peak else None
+        speed = {"tokens_per_second": self.tokens / self.seconds, "mfu": mfu, "memory": memory(self.device)}
+        self.tokens, self.flops, self.seconds = 0, 0.0, 0.0
+        return speed
