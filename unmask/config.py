@@ -65,7 +65,7 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(default=3e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
-    #: Applied to matrices only: norms, biases and the mask embedding's row are not decayed away.
+    #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)
 
 
@@ -125,6 +125,8 @@ class CheckpointConfig(Section):
     keep: int = Field(default=2, ge=0)
     #: Continue from the newest checkpoint in `path` when there is one.
     resume: bool = True
+    #: Continue from the checkpoint of this step instead; later ones are set aside at the next save.
+    step: int | None = Field(default=None, ge=0)
 
 
 class EvaluationConfig(Section):
@@ -140,6 +142,8 @@ class LogConfig(Section):
     #: Steps between lines of the JSONL log and of the console.
     every: int = Field(default=1, ge=1)
     console: Literal["auto", "rich", "plain", "none"] = "auto"
+    #: Trackers besides the JSONL log and the console, by name.
+    trackers: list[str] = []
 
 
 class Config(Section):
