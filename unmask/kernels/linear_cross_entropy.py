@@ -1,0 +1,128 @@
+"""Linear cross-entropy: the head and its loss in chunks, so that no [rows, vocabulary] matrix is ever whole.
+
+    z = softcap(h W^T + b),   nll_i = logsumexp(z_i) - z_i[label_i],   loss = sum_i weight_i nll_i
+    dz = weight_i (softmax(z_i) - onehot(label_i)),   dh = dz W,   dW = dz^T h
+
+The weights are known before the forward, so each chunk's gradients are formed while its logits are at hand: dh goes to
+one buffer, dW to another, and backward only scales them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 1024
+
+
+def linear_cross_entropy_reference(
+    hidden: Tensor,
+    weight: Tensor,
+    label: Tensor,
+    loss_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    exclude: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same by autograd and whole logits; see linear_cross_entropy."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if exclude is not None:
+        logits = logits.index_fill(-1, torch.tensor([exclude], device=logits.device), float("-inf"))
+    nll = torch.nn.functional.cross_entropy(logits, label, reduction="none")
+    return (nll * loss_weight).sum(), nll.detach()
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    label: Tensor,
+    loss_weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    exclude: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of cross-entropies and the single ones.
+
+    hidden [n, width], weight [vocabulary, width], label int64 [n], loss_weight [n], bias [vocabulary]; `softcap` squashes
+    the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n] without gradient).
+    Matrix products run in autocast's dtype where it is on, sums in fp32 (fp64 for fp64).
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    return _LinearCrossEntropy.apply(hidden, weight, bias, label, loss_weight, (softcap, exclude, grad))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, loss_weight: Tensor, options):  # type: ignore[no-untyped-def]
+        softcap, exclude, grad = options
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        matrix = weight.to(hidden.dtype)
+        nll = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        dh = torch.empty_like(hidden, dtype=wide) if grad and ctx.needs_input_grad[0] else None
+        dw = torch.zeros_like(weight, dtype=wide) if grad and ctx.needs_input_grad[1] else None
+        db = torch.zeros_like(bias, dtype=wide) if grad and bias is not None and ctx.needs_input_grad[2] else None
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            logits = _logits(hidden[part], matrix, bias, wide)
+            slope = None
+            if softcap is not None:
+                squashed = logits.div_(softcap).tanh_()
+                slope = 1 - squashed * squashed if grad else None
+                logits = squashed.mul_(softcap)
+            if exclude is not None:
+                logits[:, exclude] = float("-inf")
+            target = label[part, None]
+            lse = torch.logsumexp(logits, -1, keepdim=True)
+            nll[part] = (lse - logits.gather(1, target))[:, 0]
+            if not grad:
+                continue
+            dz = logits.sub_(lse).exp_()
+            dz.scatter_add_(1, target, torch.full_like(lse, -1.0))
+            dz.mul_(loss_weight[part, None])
+            if slope is not None:
+                dz.mul_(slope)
+            if db is not None:
+                db += dz.sum(0)
+            dz = dz.to(hidden.dtype)
+            if dh is not None:
+                dh[part] = dz @ matrix
+            if dw is not None:
+                _accumulate(dw, dz, hidden[part])
+        ctx.save_for_backward(dh, dw, db)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.mark_non_differentiable(nll)
+        return (nll * loss_weight).sum(), nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any):  # type: ignore[no-untyped-def]
+        dh, dw, db = ctx.saved_tensors
+        hidden, weight = ctx.dtypes
+        return (
+            None if dh is None else (dh * grad).to(hidden),
+            None if dw is None else (dw * grad).to(weight),
+            None if db is None else db * grad,
+            None,
+            None,
+            None,
+        )
+
+
+def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+    logits = (hidden @ matrix.T).to(wide)
+    return logits if bias is None else logits.add_(bias)
+
+
+def _accumulate(dw: Tensor, dz: Tensor, hidden: Tensor) -> None:
+    if dw.dtype == dz.dtype:
+        dw.addmm_(dz.T, hidden)
+    else:
+        dw += dz.T @ hidden
