@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from unmask.registry import nearest
 from unmask.rows import Document, Rows
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class LossTerms(NamedTuple):
     """sum (a scalar with gradient) over labelled rows, the count that divides it globally, detached metric sums."""
 
     sum: Tensor
-    count: float
+    count: float  # type: ignore[assignment]  # a tuple (FSDP looks inside tuples), whose own count() nobody calls
     metrics: dict[str, Tensor]
 
 
@@ -35,12 +36,14 @@ class Decoding(NamedTuple):
     """What a sampler must know of how a model was trained.
 
     kind: "causal" (next token), "full" (one noisy block per document, no clean rows) or "block" (noisy blocks of
-    `block_size` after clean, block-causal context); shift: a row predicts the token after it, not its own.
+    `block_size` after clean, block-causal context); shift: a row predicts the token after it, not its own;
+    causal: for "block", the clean rows see only what is before them and themselves.
     """
 
     kind: str
     block_size: int | None
     shift: bool
+    causal: bool = False
 
 
 class Objective(BaseModel):
@@ -48,14 +51,31 @@ class Objective(BaseModel):
 
     Everything random is a function of (seed, document.sample, draw): see `noise`. `rows` may be called with any
     part of a step's documents; `levels` sees all of them, so that noise levels can be stratified over the step.
+    Every denominator grows with `draws`, so that the loss stays a mean.
+
+    An objective with published variants lists them in `presets`, {variant: its options}, and declares a field
+    `variant`; a preset is the default of every option that was not given.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     #: Filled in from the model when a run starts; not an option.
     mask_token_id: int | None = Field(default=None, exclude=True)
     #: Noise draws per block (per document for mdlm), sharing one clean pass.
     draws: int = Field(default=1, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, options: Any) -> Any:
+        if not cls.presets or not isinstance(options, dict):
+            return options
+        name = options.get("variant", cls.model_fields["variant"].default)
+        if name not in cls.presets:
+            raise ValueError(
+                f"unknown variant {name!r}{nearest(str(name), list(cls.presets))}; known: {', '.join(cls.presets)}"
+            )
+        return {**cls.presets[name], **options}
 
     @property
     @abstractmethod
@@ -67,7 +87,10 @@ class Objective(BaseModel):
         """The rows of one pack. `levels`: this pack's part of `levels(all documents of the step)`."""
 
     def levels(self, documents: Sequence[Document], seed: int) -> list[Any]:
-        """The noise levels of every document of a step, in the form `rows` takes them back; by default none."""
+        """The noise levels of every document of a step, in the form `rows` takes them back; by default none.
+
+        `rows` without levels takes its documents for the whole step.
+        """
         return [None] * len(documents)
 
     def at(self, step: int, steps: int) -> Objective:
@@ -75,8 +98,19 @@ class Objective(BaseModel):
         return self
 
     def evaluation(self) -> Objective:
-        """The objective whose expected loss per token is the likelihood bound (exact-count noise)."""
+        """The objective whose expected sum / count bounds the negative log-likelihood, in nats per scored token.
+
+        Its rows hold exact-count noise, stratified over the documents that `levels` is given, and `draws` of it. Its
+        docstring says which tokens are scored, given what.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no likelihood bound")
+
+    def reclip(self, level: np.ndarray, loss: np.ndarray) -> Objective:
+        """The objective after an evaluation whose blocks had these (level, loss), as `clip.block_losses` gives them.
+
+        By default unchanged; block diffusion with `clip: auto` moves its window of noise levels.
+        """
+        return self
 
     def loss(self, hidden: Tensor, head: Head, label: Tensor, weight: Tensor, count: float) -> LossTerms:
         """Weighted cross-entropy of the labelled rows.
@@ -101,8 +135,3 @@ def needs_mask(objective: Objective) -> int:
     if objective.mask_token_id is None:
         raise ValueError("the objective has no mask_token_id: bind it with objective.model_copy(update=...)")
     return objective.mask_token_id
-
-
-def supervised_positions(document: Document) -> np.ndarray:
-    """Indices of the tokens a loss may be taken on, int64."""
-    return np.flatnonzero(document.supervised)
