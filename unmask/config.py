@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,11 +32,11 @@ class ModelConfig(Section):
     mask_token_id: int | None = None
     #: Noise added to a mask embedding that is close to zero, over the first steps (converted AR models).
     mask_noise_steps: int = Field(default=0, ge=0)
-    #: Compute the last layer's queries, output projection and MLP for labelled rows only (verified at start).
-    skip_last_layer: bool = True
+    #: Compute the last layer's queries, output projection and MLP for labelled rows only; `auto`: where proven.
+    skip_last_layer: bool | Literal["auto"] = "auto"
     #: Fused RMSNorm and SwiGLU (each verified against the module it replaces).
     fused: bool = True
-    #: Attention backend: `auto` is tiles on CPU and flex on GPUs where it compiles.
+    #: Attention backend: `auto` is tiles.
     attention: Literal["auto", "reference", "tiles", "flex"] = "auto"
     #: torch.compile every decoder layer.
     compile: bool = False
@@ -111,9 +111,7 @@ class ParallelConfig(Section):
         """This version runs on one process; anything else is refused before a worker starts."""
         for axis, size in self.model_dump().items():
             if size != 1:
-                raise UserError(
-                    f"parallel.{axis}={size}: this version of unmask trains on one process; set it to 1"
-                )
+                raise UserError(f"parallel.{axis}={size}: this version of unmask trains on one process; set it to 1")
 
 
 class CheckpointConfig(Section):
@@ -246,8 +244,16 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
 
 def _keys(model: Any, path: tuple[Any, ...]) -> list[str]:
     for part in path:
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)
+        if isinstance(part, str):  # an integer is a place in a list
+            model = _section(model.model_fields[part].annotation)
+    return [name for name, field in model.model_fields.items() if not field.exclude]
+
+
+def _section(annotation: Any) -> Any:
+    """The model inside `Model | None`, `list[Model]` and the like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for found in map(_section, get_args(annotation)) if found), None)
 
 
 def options_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:

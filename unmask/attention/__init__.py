@@ -1,8 +1,8 @@
 """Attention over Rows: a Plan says who sees whom, `attend` computes it, transformers' models call it by name.
 
-    plan = Plan.from_rows(rows)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="unmask")
-    hidden = model.model(input_ids=..., position_ids=..., plan=plan, use_cache=False)
+plan = Plan.from_rows(rows)
+model = AutoModelForCausalLM.from_config(config, attn_implementation="unmask")
+hidden = model.model(input_ids=..., position_ids=..., plan=plan, use_cache=False)
 """
 
 from unmask.attention.attend import attend

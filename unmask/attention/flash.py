@@ -2,7 +2,8 @@
 
 CPU: the flash kernel takes additive masks, any float dtype and grouped heads. CUDA and ROCm: flash for unmasked half
 precision, memory-efficient attention for masks and fp32 (it has no grouped heads: K and V are expanded).
-Shapes: q [n, heads, rows, head_dim], k and v [n, kv_heads, keys, head_dim], bias [rows, keys] or None, lse [n, heads, rows].
+Shapes: q [n, heads, rows, head_dim], k and v [n, kv_heads, keys, head_dim], bias [rows, keys] or None, lse
+[n, heads, rows].
 """
 
 from __future__ import annotations

@@ -123,8 +123,10 @@ class Pattern:
 class Plan:
     """The patterns of one pack, by sliding window (None: full attention)."""
 
-    def __init__(self, patterns: dict[tuple[int | None, bool], Pattern]):
+    def __init__(self, patterns: dict[tuple[int | None, bool], Pattern], labelled: Tensor | None = None):
         self._patterns = patterns
+        #: Row indices, int64, that a last layer keeps; None when every layer computes all rows.
+        self.labelled = labelled
         self.handles = {key: pattern.handle for key, pattern in patterns.items()}
 
     @classmethod
@@ -135,7 +137,7 @@ class Plan:
         *,
         backend: str = "auto",
         device: str | torch.device = "cpu",
-        labelled_window: int | None | str = "none",
+        labelled_window: int | str | None = "none",
     ) -> Plan:
         """Plan for `rows`, one pattern per attention kind in `windows`.
 
@@ -144,10 +146,11 @@ class Plan:
         device = torch.device(device)
         backend = choose_backend(backend, device)
         patterns = {(window, False): Pattern(rows, window, None, backend, device) for window in windows}
-        if labelled_window != "none":
-            key = (labelled_window, True)
-            patterns[key] = Pattern(rows, labelled_window, rows.labelled, backend, device)  # type: ignore[index,arg-type]
-        return cls(patterns)
+        if isinstance(labelled_window, str):
+            return cls(patterns)
+        labelled = rows.labelled
+        patterns[labelled_window, True] = Pattern(rows, labelled_window, labelled, backend, device)
+        return cls(patterns, torch.from_numpy(labelled).to(device))
 
     def handle(self, window: int | None, labelled: bool = False) -> Tensor:
         """The handle of one kind; KeyError when the plan was not made for it."""

@@ -2,8 +2,8 @@
 
     w = sigmoid(l2 - l1),   out = (1 - w) out1 + w out2,   lse = log(exp l1 + exp l2)
 
-Given the merged out and lse, the flash backward of one rectangle yields exactly that rectangle's share of the gradients,
-so backward is the same loop with sums. Full rectangles run unmasked, at the kernel's own speed.
+Given the merged out and lse, the flash backward of one rectangle yields exactly that rectangle's share of the
+gradients, so backward is the same loop with sums. Full rectangles run unmasked, at the kernel's own speed.
 """
 
 from __future__ import annotations

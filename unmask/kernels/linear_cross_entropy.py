@@ -62,7 +62,9 @@ def linear_cross_entropy(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, loss_weight: Tensor, options):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, loss_weight: Tensor, options
+    ):  # type: ignore[no-untyped-def]
         softcap, exclude, grad = options
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         matrix = weight.to(hidden.dtype)

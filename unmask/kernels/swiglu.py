@@ -1,6 +1,6 @@
 """SwiGLU MLP, y = (silu(x G^T) * (x U^T)) D^T, keeping only the two projections for backward.
 
-    s = sigmoid(g), a = g s u:   dD from a (recomputed),   da = dy D,   du = da g s,   dg = da u s (1 + g (1 - s))
+s = sigmoid(g), a = g s u:   dD from a (recomputed),   da = dy D,   du = da g s,   dg = da u s (1 + g (1 - s))
 """
 
 from __future__ import annotations

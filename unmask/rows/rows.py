@@ -128,7 +128,9 @@ class Rows:
         n, clean = len(self), self.clean
         starts, sizes = self.blocks()
         rules = {
-            "every array has N entries": all(len(getattr(self, f.name)) == n for f in fields(self) if f.name != "count"),
+            "every array has N entries": all(
+                len(getattr(self, f.name)) == n for f in fields(self) if f.name != "count"
+            ),
             "clean rows come first": bool((self.block[:clean] == CLEAN).all() and (self.block[clean:] >= 0).all()),
             "block ids increase in row order": bool((np.diff(self.block[starts]) > 0).all()),
             "intervals lie in the clean rows": bool(((self.lo >= 0) & (self.lo <= self.hi) & (self.hi <= clean)).all()),
@@ -225,7 +227,9 @@ def _concatenate(parts: Sequence[Rows], count: float) -> Rows:
     if not parts:
         empty = np.empty(0, np.int64)
         return Rows(**{f.name: empty for f in fields(Rows) if f.name != "count"}, count=count)
-    arrays = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows) if f.name != "count"}
+    arrays = {
+        f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows) if f.name != "count"
+    }
     return Rows(**arrays, count=count)
 
 

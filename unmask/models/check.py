@@ -1,0 +1,86 @@
+"""Refuse models whose attention does not go through the interface, before anything is trained with a wrong mask.
+
+A short forward with a plan that only records tells, for every decoder layer, whether its attention asked the interface,
+and with which sliding window. Linear attention and state-space layers never ask; soft-capped scores, attention sinks and
+attention dropout ask for things `attend` does not compute.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Probe:
+    """A plan that answers with zeros and remembers who asked."""
+
+    def __init__(self) -> None:
+        self.windows: dict[nn.Module, int | None] = {}
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> tuple[Tensor, None]:
+        self.windows[module] = window
+        return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder's layers, in order; UserError when the model has no such list."""
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None:
+        raise UserError(f"{type(model).__name__} has no decoder layers that unmask knows (base_model.layers)")
+    return list(layers)
+
+
+def layer_windows(model: PreTrainedModel) -> list[int | None]:
+    """The sliding window of every layer's attention (None: full), from a probing forward of two tokens."""
+    probe = Probe()
+    device = model.get_input_embeddings().weight.device
+    token = torch.zeros((1, 2), dtype=torch.long, device=device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model.base_model(
+                input_ids=token, position_ids=torch.arange(2, device=device)[None], plan=probe, use_cache=False
+            )
+    finally:
+        model.train(training)
+    windows = []
+    for number, layer in enumerate(decoder_layers(model)):
+        asked = [probe.windows[module] for module in layer.modules() if module in probe.windows]
+        if len(asked) != 1:
+            raise UserError(
+                f"layer {number} ({_kind(model, number, layer)}) bypasses the attention interface: unmask cannot train it"
+            )
+        windows.append(asked[0])
+    return windows
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """UserError, naming the layer or the setting, when `attend` would not compute this model's attention."""
+    types = getattr(model.config, "layer_types", None) or []
+    for number, kind in enumerate(types):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
+    for setting in ("attn_logit_softcapping", "attention_dropout"):
+        if getattr(model.config, setting, None):
+            raise UserError(
+                f"model config {setting}={getattr(model.config, setting)}: attend does not compute it; set it to 0 or null"
+            )
+    for name, module in model.named_modules():
+        if name.endswith("self_attn") and isinstance(getattr(module, "sinks", None), nn.Parameter):
+            raise UserError(f"{name} uses attention sinks, which attend does not compute")
+    layer_windows(model)
+
+
+def _kind(model: PreTrainedModel, number: int, layer: nn.Module) -> str:
+    types: Any = getattr(model.config, "layer_types", None)
+    return types[number] if types else type(layer).__name__

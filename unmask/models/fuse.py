@@ -1,0 +1,74 @@
+"""Swap norms and MLPs for the fused kernels, each only after it gave the module's own result.
+
+The module and its parameters stay; only `forward` of that instance changes, so names, checkpoints and wrappers do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unmask.kernels import rms_norm, swiglu_down
+
+
+class _Fusion(NamedTuple):
+    """applies: may this module be fused; width: of its input; forward(module, original forward, x): the fused form."""
+
+    applies: Callable[[Any], bool]
+    width: Callable[[Any], int]
+    forward: Callable[[Any, Callable[..., Tensor], Tensor], Tensor]
+
+
+def fuse(model: nn.Module) -> dict[str, int]:
+    """Fuse every module that has a proven kernel; returns how many of each kind."""
+    fused = dict.fromkeys(_FUSIONS, 0)
+    for module in model.modules():
+        for kind, fusion in _FUSIONS.items():
+            if fusion.applies(module) and _agrees(module, fusion):
+                module.forward = partial(fusion.forward, module, module.forward)
+                fused[kind] += 1
+    return fused
+
+
+def _is_rms_norm(module: Any) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _rms_norm(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return rms_norm(x, module.weight, module.variance_epsilon)
+
+
+def _is_swiglu(module: Any) -> bool:
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    return (
+        hasattr(module, "act_fn") and all(type(part) is nn.Linear for part in parts) and module.down_proj.bias is None
+    )
+
+
+def _swiglu(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
+    # An adapter (LoRA) that replaced the projection since then must not be bypassed.
+    if type(module.down_proj) is not nn.Linear:
+        return original(x)
+    return swiglu_down(module.gate_proj(x), module.up_proj(x), module.down_proj.weight)
+
+
+@torch.no_grad()
+def _agrees(module: nn.Module, fusion: _Fusion) -> bool:
+    parameter = next(module.parameters())
+    if parameter.device.type == "meta":
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((1, 3, fusion.width(module)), generator=generator).to(parameter.device, parameter.dtype)
+    expected = module.forward(x)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}.get(parameter.dtype, 2e-2)
+    return torch.allclose(fusion.forward(module, module.forward, x), expected, rtol=tolerance, atol=tolerance)
+
+
+_FUSIONS = {
+    "rms_norm": _Fusion(_is_rms_norm, lambda module: module.weight.shape[0], _rms_norm),
+    "swiglu": _Fusion(_is_swiglu, lambda module: module.gate_proj.in_features, _swiglu),
+}

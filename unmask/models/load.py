@@ -1,0 +1,121 @@
+"""Load any transformers decoder: a folder, a GGUF file, or a configuration with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from unmask.attention import NAME, register
+from unmask.config import ModelConfig
+from unmask.errors import UserError
+from unmask.models.check import check_attention
+from unmask.models.fuse import fuse
+from unmask.models.mask_token import ensure_mask_token
+from unmask.registry import nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LoadedModel(NamedTuple):
+    """A model whose attention takes a Plan, its tokeniser (if any) and the id of its mask token."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    mask_token_id: int
+
+
+def load(
+    config: ModelConfig,
+    tokenizer: Any = None,
+    *,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    vocab_size: int | None = None,
+) -> LoadedModel:
+    """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
+
+    vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
+    function of `seed`. UserError: no such folder, unknown type or key, attention that bypasses the interface.
+    """
+    register()
+    dtype = getattr(torch, config.dtype)
+    if config.name:
+        model = _from_checkpoint(Path(config.name), dtype)
+        tokenizer = tokenizer or _own_tokenizer(Path(config.name))
+    elif config.config:
+        model = _from_config(config.config, dtype, seed, vocab_size)
+    else:
+        raise UserError(
+            "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
+        )
+    embedding = model.get_input_embeddings()
+    # An embedding with padding_idx gives its row no gradient, and in several families that row is EOS, which we train.
+    embedding.padding_idx = None
+    mask_token_id = ensure_mask_token(model, tokenizer, config.mask_token_id)
+    model.to(device)
+    check_attention(model)
+    if config.fused:
+        fuse(model)
+    return LoadedModel(model, tokenizer, mask_token_id)
+
+
+def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    if not path.exists():
+        raise UserError(f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub)")
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
+    folder = path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"model.name={path}: a file must be .gguf; for safetensors name the folder")
+        folder, options["gguf_file"] = path.parent, path.name
+    elif not (path / "config.json").exists():
+        raise UserError(f"model.name={path}: no config.json in this folder")
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, **options)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
+
+
+def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(fields)
+    kind = fields.pop("model_type", None)
+    if kind is None:
+        raise UserError("model.config: model_type is missing (for example qwen3 or llama)")
+    if vocab_size is not None:
+        fields.setdefault("vocab_size", vocab_size)
+    try:
+        known = set(AutoConfig.for_model(kind).to_dict()) | {"head_dim", "rope_theta", "rope_scaling"}
+    except ValueError:
+        raise UserError(f"model.config.model_type={kind!r}: transformers has no such model type") from None
+    for key in fields:
+        if key not in known:
+            raise UserError(f"model.config: {kind} has no field {key!r}{nearest(key, sorted(known))}")
+    try:
+        config = AutoConfig.for_model(kind, **fields)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+    except (ValueError, TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
+        raise UserError(f"model.config: {kind} cannot be built from it: {_first_line(error)}") from error
+
+
+def _own_tokenizer(path: Path) -> Any:
+    """The tokeniser that lies with the checkpoint, or None."""
+    from transformers import AutoTokenizer
+
+    if path.is_file():
+        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,59 @@
+"""The mask token of a model that may never have had one.
+
+In order: the id that is asked for; the model's own; the tokeniser's own; else the first id after the tokeniser's, which
+reuses a padded row of the embedding where there is one (Qwen) and grows the embedding by a row where there is none
+(Llama). A grown row starts as the mean of all rows, in the embedding and, where it is not tied, in the head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unmask.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MASK = "<|mask|>"
+
+
+def ensure_mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | None = None) -> int:
+    """Give `model` (and `tokenizer`, where it has no mask token) a mask token; returns its id."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    known = requested
+    if known is None:
+        known = getattr(model.config, "mask_token_id", None)
+    if known is None and tokenizer is not None:
+        known = tokenizer.mask_token_id
+    if known is not None and not 0 <= known <= rows:
+        raise UserError(f"mask token id {known} does not fit the model's {rows} embeddings (model.mask_token_id)")
+    mask = known if known is not None else _next_id(tokenizer, rows)
+    if mask >= rows:
+        _grow(model, mask + 1)
+    if tokenizer is not None and tokenizer.mask_token_id is None:
+        _name_it(tokenizer, mask)
+    model.config.mask_token_id = mask
+    return mask
+
+
+def _next_id(tokenizer: Any, rows: int) -> int:
+    return rows if tokenizer is None else min(len(tokenizer), rows)
+
+
+def _name_it(tokenizer: Any, mask: int) -> None:
+    """Let the tokeniser know the mask token, when the next id it would give out is the right one."""
+    if mask == len(tokenizer):
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    elif mask < len(tokenizer):
+        tokenizer.mask_token = tokenizer.convert_ids_to_tokens(mask)
+
+
+@torch.no_grad()
+def _grow(model: PreTrainedModel, rows: int) -> None:
+    before = model.get_input_embeddings().weight.shape[0]
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    head = model.get_output_embeddings()
+    for weight in {model.get_input_embeddings().weight, head.weight if head is not None else None} - {None}:
+        weight[before:] = weight[:before].mean(0)

@@ -1,0 +1,169 @@
+"""RowModel: the one module a training step calls. Rows in, the loss of the labelled rows out.
+
+It is the root for DDP and FSDP: the decoder *and* the chunked loss run inside its forward, and nothing calls the decoder
+or the head from outside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from unmask.attention import Plan
+from unmask.errors import UserError
+from unmask.models.check import decoder_layers, layer_windows
+from unmask.models.last_layer import skip_unlabelled
+from unmask.rows import Rows, Shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from unmask.objectives import LossTerms, Objective
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """One pack on the model's device; keep it until backward has ended (it holds the plan).
+
+    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows.
+    """
+
+    token: Tensor
+    position: Tensor
+    labelled: Tensor
+    label: Tensor
+    weight: Tensor
+    count: float
+    plan: Plan
+
+
+class RowModel(nn.Module):
+    """A transformers decoder over Rows.
+
+    skip_last_layer: compute the last layer for labelled rows only; "auto" where that is proven for the model, True to
+    insist (UserError where it is not).
+    """
+
+    def __init__(self, model: PreTrainedModel, *, skip_last_layer: bool | str = False, backend: str = "auto"):
+        super().__init__()
+        self.model = model
+        self.backend = backend
+        self.windows = layer_windows(model)
+        self.skips = False
+        if skip_last_layer:
+            rotary = getattr(model.base_model, "rotary_emb", None)
+            last = decoder_layers(model)[-1]
+            self.skips = rotary is not None and skip_unlabelled(last, self.windows[-1], rotary)
+            if skip_last_layer is True and not self.skips:
+                raise UserError(f"model.skip_last_layer=true: not proven for {type(model).__name__}; use auto or false")
+        self._check_head()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    def head(self) -> Any:
+        """The output projection as objectives take it."""
+        from unmask.objectives import Head
+
+        projection = self.model.get_output_embeddings()
+        return Head(projection.weight, projection.bias, getattr(self.model.config, "final_logit_softcapping", None))
+
+    @property
+    def shape(self) -> Shape:
+        """Parameter counts and windows for rows.flops; of a MoE layer's experts, the share that a row uses."""
+        config = self.model.config
+        linear = 0.0
+        experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+        share = config.num_experts_per_tok / experts if experts else 1.0
+        for name, parameter in self.model.base_model.named_parameters():
+            if "layers." in name and parameter.dim() >= 2:
+                linear += parameter.numel() * (share if ".experts." in name else 1.0)
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head = self.model.get_output_embeddings().weight.numel()
+        return Shape(int(linear), head, heads * head_dim, tuple(self.windows))
+
+    def collate(self, rows: Rows) -> RowBatch:
+        """Tensors and the plan of one pack. Nothing is pruned or padded here."""
+        device = self.device
+        plan = Plan.from_rows(
+            rows,
+            dict.fromkeys(self.windows),
+            backend=self.backend,
+            device=device,
+            labelled_window=self.windows[-1] if self.skips else "none",
+        )
+        labelled = rows.labelled
+
+        def tensor(array: Any) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
+        return RowBatch(
+            token=tensor(rows.token)[None],
+            position=tensor(rows.position)[None],
+            labelled=tensor(labelled),
+            label=tensor(rows.label[labelled]),
+            weight=tensor(rows.weight[labelled]).to(wide),
+            count=rows.count,
+            plan=plan,
+        )
+
+    def hidden(self, batch: RowBatch) -> Tensor:
+        """Final hidden states of the labelled rows, [n, width]."""
+        output = self.model.base_model(
+            input_ids=batch.token, position_ids=batch.position, plan=batch.plan, use_cache=False
+        )
+        hidden = output.last_hidden_state[0]
+        return hidden if batch.plan.labelled is not None else hidden.index_select(0, batch.labelled)
+
+    def forward(self, batch: RowBatch, objective: Objective, per_row: bool = False) -> LossTerms | Tensor:
+        """LossTerms of the pack; with per_row, the nll of every labelled row instead ([n], no gradient)."""
+        hidden = self.hidden(batch)
+        if not per_row:
+            return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
+        from unmask.kernels import linear_cross_entropy
+
+        head = self.head()
+        with torch.no_grad():
+            return linear_cross_entropy(
+                *(hidden, head.weight, batch.label, batch.weight),
+                bias=head.bias,
+                softcap=head.softcap,
+                exclude=objective.excluded_token,
+            )[1]
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """The head we apply to hidden states must be the model's own (no scaling or extra layer in between)."""
+        head = self.head()
+        if head.weight.device.type == "meta":
+            return
+        hidden = torch.randn((1, 2, head.weight.shape[1]), generator=torch.Generator().manual_seed(0))
+        hidden = hidden.to(head.weight.device, head.weight.dtype)
+        caught: list[Tensor] = []
+
+        def substitute(module: nn.Module, arguments: Any, output: Any) -> Any:
+            output.last_hidden_state = hidden
+            caught.append(hidden)
+            return output
+
+        handle = self.model.base_model.register_forward_hook(substitute)
+        try:
+            from unmask.attention import FULL
+
+            token = torch.zeros((1, 2), dtype=torch.long, device=hidden.device)
+            logits = self.model(input_ids=token, plan=FULL, use_cache=False).logits
+        finally:
+            handle.remove()
+        ours = nn.functional.linear(hidden, head.weight, head.bias)
+        if head.softcap is not None:
+            ours = head.softcap * torch.tanh(ours / head.softcap)
+        if not caught or not torch.allclose(ours.float(), logits.float(), rtol=1e-2, atol=1e-3):
+            raise UserError(
+                f"{type(self.model).__name__} does not apply its head as a plain projection: unmask cannot train it"
+            )
