@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,11 +75,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tuple[Te
 
 
 @attend_backward.register_fake
-def _(grad, q, k, v, out, lse, handle, scale):  # type: ignore[no-untyped-def]
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, handle: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     return empty_rows_first(q), empty_rows_first(k), empty_rows_first(v)
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, handle, scale = inputs
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse, handle)
@@ -87,7 +90,7 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return None, None, None, None, None
     q, k, v, out, lse, handle = ctx.saved_tensors

@@ -49,8 +49,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of cross-entropies and the single ones.
 
-    hidden [n, width], weight [vocabulary, width], label int64 [n], loss_weight [n], bias [vocabulary]; `softcap` squashes
-    the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n] without gradient).
+    hidden [n, width], weight [vocabulary, width], label int64 [n], loss_weight [n], bias [vocabulary]; `softcap`
+    squashes the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n] without gradient).
     Matrix products run in autocast's dtype where it is on, sums in fp32 (fp64 for fp64).
     """
     device = hidden.device.type
@@ -64,7 +64,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, loss_weight: Tensor, options
-    ):  # type: ignore[no-untyped-def]
+    ):
         softcap, exclude, grad = options
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         matrix = weight.to(hidden.dtype)
@@ -105,7 +105,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (nll * loss_weight).sum(), nll
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         dh, dw, db = ctx.saved_tensors
         hidden, weight = ctx.dtypes
         return (

@@ -33,7 +33,7 @@ class _RMSNorm(torch.autograd.Function):
         return weight * (wide * scale).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         normed = x * scale
         dw = dx = None

@@ -29,7 +29,7 @@ class _SwiGLUDown(torch.autograd.Function):
         return F.silu(gate).mul_(up) @ down.to(gate.dtype).T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, down = ctx.saved_tensors
         dact = grad @ down.to(gate.dtype)
         silu = F.silu(gate)

@@ -1,8 +1,8 @@
 """Refuse models whose attention does not go through the interface, before anything is trained with a wrong mask.
 
-A short forward with a plan that only records tells, for every decoder layer, whether its attention asked the interface,
-and with which sliding window. Linear attention and state-space layers never ask; soft-capped scores, attention sinks and
-attention dropout ask for things `attend` does not compute.
+A short forward with a plan that only records tells, for every decoder layer, whether its attention asked the
+interface, and with which sliding window. Linear attention and state-space layers never ask; soft-capped scores,
+attention sinks and attention dropout ask for things `attend` does not compute.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
     for number, layer in enumerate(decoder_layers(model)):
         asked = [probe.windows[module] for module in layer.modules() if module in probe.windows]
         if len(asked) != 1:
-            raise UserError(
-                f"layer {number} ({_kind(model, number, layer)}) bypasses the attention interface: unmask cannot train it"
-            )
+            kind = _kind(model, number, layer)
+            raise UserError(f"layer {number} ({kind}) bypasses the attention interface: unmask cannot train it")
         windows.append(asked[0])
     return windows
 
@@ -71,10 +70,9 @@ def check_attention(model: PreTrainedModel) -> None:
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
     for setting in ("attn_logit_softcapping", "attention_dropout"):
-        if getattr(model.config, setting, None):
-            raise UserError(
-                f"model config {setting}={getattr(model.config, setting)}: attend does not compute it; set it to 0 or null"
-            )
+        value = getattr(model.config, setting, None)
+        if value:
+            raise UserError(f"model config {setting}={value}: attend does not compute it; set it to 0 or null")
     for name, module in model.named_modules():
         if name.endswith("self_attn") and isinstance(getattr(module, "sinks", None), nn.Parameter):
             raise UserError(f"{name} uses attention sinks, which attend does not compute")

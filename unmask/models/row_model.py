@@ -1,7 +1,7 @@
 """RowModel: the one module a training step calls. Rows in, the loss of the labelled rows out.
 
-It is the root for DDP and FSDP: the decoder *and* the chunked loss run inside its forward, and nothing calls the decoder
-or the head from outside it.
+It is the root for DDP and FSDP: the decoder *and* the chunked loss run inside its forward, and nothing calls the
+decoder or the head from outside it.
 """
 
 from __future__ import annotations

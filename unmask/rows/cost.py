@@ -31,7 +31,7 @@ class Shape:
 
 
 def flops(rows: Rows, shape: Shape) -> float:
-    """Forward and backward FLOPs of one pack: 6 * parameters * rows + 12 * width * pairs per layer; no recomputation."""
+    """FLOPs of one pack, forward and backward: 6 * parameters * rows + 12 * width * pairs a layer; no recomputation."""
     attended = {window: float(pairs(rows, window).sum()) for window in set(shape.windows)}
     attention = sum(12.0 * shape.query_width * attended[window] for window in shape.windows)
     return 6.0 * shape.linear * len(rows) + 6.0 * shape.head * len(rows.labelled) + attention

@@ -110,8 +110,7 @@ class Rows:
 
     def take(self, index: np.ndarray) -> Rows:
         """The rows at `index`, as they are: intervals still count the original clean rows."""
-        arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "count"}
-        return Rows(**arrays, count=self.count)
+        return Rows(**{name: getattr(self, name)[index] for name in ARRAYS}, count=self.count)
 
     def dense_mask(self, window: int | None = None) -> np.ndarray:
         """bool [N, N], True where row r attends row c. For the reference backend and for small pictures."""
@@ -144,6 +143,9 @@ class Rows:
                 raise ValueError(f"Rows: broken invariant: {rule}")
 
 
+ARRAYS = tuple(field.name for field in fields(Rows) if field.name != "count")
+
+
 @dataclass(frozen=True)
 class Stream:
     """The clean rows of one document, or its noisy rows; every integer counts from the document's first row.
@@ -161,6 +163,13 @@ class Stream:
     block: np.ndarray | None = None
     reach: np.ndarray | None = None
 
+    def instances(self) -> tuple[np.ndarray, np.ndarray]:
+        """First row and size of every block of a noisy stream."""
+        if self.block is None:
+            raise ValueError("a noisy Stream needs block ids")
+        starts = np.flatnonzero(np.r_[True, self.block[1:] != self.block[:-1]])
+        return starts, np.diff(np.r_[starts, len(self.block)])
+
 
 def assemble(documents: Sequence[tuple[Stream | None, Stream | None]], count: float) -> Rows:
     """Lay (clean, noisy) streams of the packed documents out in row order: clean first, then blocks by (hi, block)."""
@@ -171,8 +180,7 @@ def assemble(documents: Sequence[tuple[Stream | None, Stream | None]], count: fl
             zeros = np.zeros(len(clean.token), np.int64)
             clean_parts.append(_placed(clean, offset, zeros + CLEAN, zeros, number))
         if noisy is not None and len(noisy.token):
-            starts = np.flatnonzero(np.r_[True, noisy.block[1:] != noisy.block[:-1]])
-            sizes = np.diff(np.r_[starts, len(noisy.block)])
+            starts, sizes = noisy.instances()
             instance = np.repeat(np.arange(len(starts)), sizes) + blocks
             reach = np.repeat(sizes, sizes) if noisy.reach is None else noisy.reach
             noisy_parts.append(_placed(noisy, offset, instance, reach, number))

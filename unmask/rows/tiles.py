@@ -74,13 +74,13 @@ def own_blocks(rows: Rows, query: np.ndarray | None = None) -> list[Batch]:
         count = np.searchsorted(query, start + size) - first
         reach = rows.reach[query]
     shapes: dict[tuple[int, int, bytes], list[int]] = {}
-    for i in np.flatnonzero(count):
+    for i in np.flatnonzero(count).tolist():
         ends = reach[first[i] : first[i] + count[i]]
         key = b"" if ends[0] == size[i] and (ends == size[i]).all() else ends.tobytes()
         shapes.setdefault((int(count[i]), int(size[i]), key), []).append(i)
     batches = []
-    for (n, keys, ends), members in shapes.items():
-        mask = np.arange(keys) < np.frombuffer(ends, np.int64)[:, None] if ends else None
+    for (n, keys, reached), members in shapes.items():
+        mask = np.arange(keys) < np.frombuffer(reached, np.int64)[:, None] if reached else None
         if mask is None or mask.any():
             batches.append(Batch(first[members], n, start[members], keys, mask))
     return batches
@@ -148,7 +148,7 @@ class _Peeling:
 
 
 def _runs(row: np.ndarray, group: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Runs of neighbouring rows with equal group, first and last: int64 [6, runs] of q0, q1, first, last, group, begin."""
+    """Runs of neighbouring rows with equal group, first and last: int64 [6, runs], as in _Peeling."""
     if len(row) == 0:
         return np.zeros((6, 0), np.int64)
     same = (np.diff(row) == 1) & (np.diff(group) == 0) & (np.diff(first) == 0) & (np.diff(last) == 0)
