@@ -53,7 +53,7 @@ def logits(twin, token: list[int], position: list[int], masks: dict[str, torch.T
 
 
 def block_mask(n: int, start: int, stop: int, size: int, window: int | None = None) -> torch.Tensor:
-    """Clean rows [0, n), block-causal, then noisy rows [start, stop) that see clean [0, start) and themselves."""
+    """Clean rows [0, n), causal over blocks of `size`, then noisy rows [start, stop) after clean [0, start)."""
     rows = n + stop - start
     mask = torch.zeros(rows, rows, dtype=torch.bool)
     for i in range(n):

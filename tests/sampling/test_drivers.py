@@ -38,7 +38,7 @@ def without_mask(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def brute_block(twin, token, wanted, size, threshold, shift, window=None):
+def brute_block(twin, token, wanted, size, threshold, shift, window=None, clean=None):
     """Fill `wanted` of `token` block by block; returns the tokens and the logits of every step."""
     token, left, steps = list(token), set(wanted), []
     for start in range(min(wanted) // size * size, len(token), size):
@@ -51,8 +51,8 @@ def brute_block(twin, token, wanted, size, threshold, shift, window=None):
             rows = token[:begin] + token[begin:end]
             positions = list(range(begin)) + list(range(begin, end))
             masks = {
-                "full_attention": block_mask(begin, begin, end, size),
-                "sliding_attention": block_mask(begin, begin, end, size, window),
+                "full_attention": block_mask(begin, begin, end, clean or size),
+                "sliding_attention": block_mask(begin, begin, end, clean or size, window),
             }
             out = without_mask(logits(twin, rows, positions, masks))
             if first:
@@ -89,6 +89,17 @@ def test_sliding_window(monkeypatch):
     prompt = list(range(6))
     result = sample(model, None, prompt, decoding=Decoding("block", 4, False), length=14, threshold=0.2)
     token, steps = brute_block(twin, prompt + [MASK] * 14, range(6, 20), 4, 0.2, False, window=5)
+    assert result.token == token[6:]
+    for ours, theirs in zip(seen, steps, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_a_causal_clean_stream(monkeypatch):
+    model, twin = tiny()
+    seen = recorded(monkeypatch)
+    decoding = Decoding("block", 4, False, causal=True)
+    result = sample(model, None, list(range(6)), decoding=decoding, length=14, threshold=0.2)
+    token, steps = brute_block(twin, [*range(6)] + [MASK] * 14, range(6, 20), 4, 0.2, False, clean=1)
     assert result.token == token[6:]
     for ours, theirs in zip(seen, steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)

@@ -3,8 +3,8 @@
 A block-causal clean row sees the clean rows up to its block's end, a noisy row the clean rows before its block and
 its whole block. So a denoising step over one block is full attention over (cache, block), and so is the clean pass
 that commits a finished block. Sliding layers cache their last window - 1 tokens (transformers' windowed cache), which
-is what a noisy block sees in training too; their clean rows each see a window of their own, so with such layers a
-block is committed by a pass over the whole clean sequence.
+is what a noisy block sees in training too. Where the clean rows of a block do not all see the same (sliding layers, a
+causal clean stream), a block is committed by a pass over the whole clean sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from unmask.attention import FULL, Plan
+from unmask.models.check import layer_windows
 from unmask.objectives import Decoding
 from unmask.rows import IGNORE, Rows, Stream, assemble
 
@@ -45,7 +46,7 @@ class Network:
         self.model = model
         self.decoding = decoding
         self.banned = banned
-        self.windows = windows(model)
+        self.windows = tuple(dict.fromkeys(layer_windows(model)))
         self.passes = 0
         self.cache = BlockCache(config=model.config)
 
@@ -63,13 +64,13 @@ class Network:
         The last row of a clean block equals the last row of a noisy block without a mask: with a shift it predicts
         the first token of the next block, as in training.
         """
-        one_block = len(token) - start <= block_size and start % block_size == 0
-        windowed = self.windows != (None,) and block_size > 1
-        if start and (windowed or not one_block):
-            self.cache, start = BlockCache(config=self.model.config), 0
+        new = len(token) - start
+        clean_size = 1 if self.decoding.causal else block_size
+        seen_alike = new == 1 or (new <= clean_size and start % clean_size == 0 and self.windows == (None,))
         plan: Any = FULL
-        if not one_block or windowed:
-            plan = Plan.from_rows(clean_rows(token, block_size), windows=self.windows, device=self.model.device)
+        if not seen_alike:
+            self.cache, start = BlockCache(config=self.model.config), 0
+            plan = Plan.from_rows(clean_rows(token, clean_size), windows=self.windows, device=self.model.device)
         last = torch.tensor([len(token) - start - 1])
         return self._forward(token, start, plan, last, store=True)[0]
 
@@ -89,13 +90,6 @@ class Network:
         logits = output.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits.masked_fill(self.banned.to(device), -torch.inf).cpu()
-
-
-def windows(model: PreTrainedModel) -> tuple[int | None, ...]:
-    """The attention kinds of the model's layers: a sliding window in tokens, or None for full attention."""
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in sorted(kinds))
 
 
 def clean_rows(token: Tensor, block_size: int) -> Rows:
