@@ -1,0 +1,90 @@
+"""An exported folder against the model it came from, through transformers alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.sampling.reference import MASK, block_mask, tiny
+from unmask.data import train_tokenizer
+from unmask.errors import UserError
+from unmask.export import export, formats
+from unmask.export.hf import write
+from unmask.models.checkpoints import OpenModel, open_model
+from unmask.objectives import build
+from unmask.sampling import sample
+
+
+def opened(name: str = "block_diffusion", tokenizer=None, **options) -> OpenModel:
+    model, _ = tiny()
+    model = model.float()
+    model.config.dtype = torch.float32
+    objective = build(name, options).model_copy(update={"mask_token_id": MASK})
+    return OpenModel(model, tokenizer, MASK, objective)
+
+
+def test_transformers_gives_the_same_logits(tmp_path):
+    ours = opened(block_size=4)
+    write(ours, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    mask = torch.zeros(12, 12).masked_fill(~block_mask(8, 4, 8, 4), torch.finfo(torch.float32).min)[None, None]
+    token = torch.randint(0, 38, (1, 12), generator=torch.Generator().manual_seed(0))
+    position = torch.tensor([[*range(8), *range(4, 8)]])
+    reference = copy.deepcopy(ours.model)
+    reference.set_attn_implementation("eager")
+    inputs = {"input_ids": token, "position_ids": position, "attention_mask": {"full_attention": mask}}
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(**inputs).logits, reference(**inputs).logits, rtol=0, atol=1e-6)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["mask_token_id"] == MASK
+    assert config["unmask"]["name"] == "block_diffusion"
+    assert config["unmask"]["decoding"] == {"kind": "block", "block_size": 4, "shift": False, "causal": False}
+    assert "unmask sample" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["ar", "mdlm", "block_diffusion", "fast_dllm_v2"])
+def test_unmask_opens_it_again(tmp_path, name):
+    ours = opened(name)
+    write(ours, tmp_path)
+    again = open_model(tmp_path)
+    assert again.objective == ours.objective
+    assert again.mask_token_id == MASK
+    expected = sample(ours.model, None, [1, 2, 3], decoding=ours.objective.decoding, length=9, block_size=4)
+    # Without decoding=: the folder says how it was trained.
+    assert sample(again.model, None, [1, 2, 3], length=9, block_size=4).token == expected.token
+
+
+def test_the_tokeniser_travels(tmp_path):
+    tokenizer = train_tokenizer(["def f(x): return x"], 300, tmp_path / "tokenizer")
+    write(opened(tokenizer=tokenizer), tmp_path / "out")
+    again = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again.encode("def f") == tokenizer.encode("def f")
+    assert again.mask_token == tokenizer.mask_token
+
+
+def test_what_is_refused(tmp_path):
+    write(opened(), tmp_path / "model")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("keep me")
+    with pytest.raises(UserError, match="is not empty.*--force"):
+        export(tmp_path / "model", tmp_path / "full")
+    with pytest.raises(UserError, match="is a file"):
+        export(tmp_path / "model", tmp_path / "full" / "thesis.txt")
+    with pytest.raises(UserError, match="unknown format 'gguf'; known: hf"):
+        export(tmp_path / "model", tmp_path / "new", format="gguf")
+    with pytest.raises(UserError, match="no such checkpoint folder"):
+        export(tmp_path / "absent", tmp_path / "new")
+    assert export(tmp_path / "model", tmp_path / "full", force=True) == tmp_path / "full"
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "keep me"
+    assert open_model(tmp_path / "full").mask_token_id == MASK
+    assert formats.names() == ["hf"]
+
+
+def test_dtype(tmp_path):
+    write(opened(), tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "half", dtype="bfloat16")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
