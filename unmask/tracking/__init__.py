@@ -17,8 +17,8 @@ trackers = Registry(
     {"jsonl": "unmask.tracking.jsonl:JsonLines", "console": "unmask.tracking.console:ConsoleTracker"},
 )
 
-#: One logged event. kind "step" carries loss, learning_rate, grad_norm, tokens_per_second, ...; kind "evaluation" carries
-#: nats_per_token and standard_error; both carry step and steps.
+#: One logged event. kind "step" carries loss, learning_rate, grad_norm, tokens_per_second, ...; kind "evaluation"
+#: carries nats_per_token and standard_error; both carry step and steps.
 Record = dict[str, Any]
 
 

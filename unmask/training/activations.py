@@ -35,9 +35,9 @@ def _keep_attention(context: Any, operation: Any, *args: Any, **kwargs: Any) -> 
 class MaskNoise:
     """Gaussian noise on the mask token's embedding, fading out over the first `steps` steps (LLaDA2, arXiv 2512.15745).
 
-    The mask row of a converted AR model is close to zero and hardly tells the layers anything. At step s one vector
-    N(0, (spread * (1 - s / steps))^2), a function of (seed, s) alone, is added to what the embedding returns for the mask
-    token; the stored weight is not touched. spread: the standard deviation of the embedding's entries at the start.
+    The mask row of a converted AR model is close to zero and tells the layers little. At step s one vector
+    N(0, (spread * (1 - s / steps))^2), a function of (seed, s) alone, is added to what the embedding returns for the
+    mask token; the stored weight is not touched. spread: the standard deviation of the embedding's entries.
     """
 
     def __init__(self, embedding: nn.Embedding, mask_token_id: int, steps: int, seed: int):

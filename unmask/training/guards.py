@@ -37,7 +37,7 @@ class FiniteGuard:
         shown = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
         raise UserError(
-            f"step {step}: {what}, for the {self.streak}th step in a row (samples {shown}): stopped without saving; "
-            f"lower optimizer.learning_rate or training.clip, or look at these samples, and run again to go on from the "
-            f"last checkpoint"
+            f"step {step}: {what}, {self.streak} steps in a row (samples {shown}): stopped without saving; "
+            f"lower optimizer.learning_rate or training.clip, or look at these samples, and run again to go on "
+            f"from the last checkpoint"
         )

@@ -1,7 +1,7 @@
 """How fast a step was: tokens per second, model FLOP utilisation and memory.
 
 MFU = (6 * parameters * rows + 12 * width * pairs) / seconds / peak, from the exact pair counts of the rows; recomputed
-activations count as no work. The peak of a GPU is its data sheet's dense rate; that of a CPU is a measured matrix product.
+activations count as no work. A GPU's peak is its data sheet's dense rate, a CPU's that of a measured matrix product.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -44,15 +44,15 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return None
 
 
-def _measured(dtype: torch.dtype, size: int = 1024) -> float:
-    """The best of a few products of square matrices, about 30 ms in all."""
-    a = torch.full((size, size), 0.5, dtype=dtype)
-    best, deadline = float("inf"), time.perf_counter() + 0.03
-    while time.perf_counter() < deadline or best == float("inf"):
+def _measured(dtype: torch.dtype, size: int = 768) -> float:
+    """The best of the products of two square matrices that fit into about 30 ms, at least three."""
+    matrix = torch.full((size, size), 0.5, dtype=dtype)
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < 0.03:
         start = time.perf_counter()
-        torch.mm(a, a)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+        torch.mm(matrix, matrix)
+        times.append(time.perf_counter() - start)
+    return 2.0 * size**3 / min(times)
 
 
 def memory(device: torch.device) -> int:
@@ -65,7 +65,7 @@ def memory(device: torch.device) -> int:
 
 @dataclass
 class Meter:
-    """Tokens and FLOPs of the steps since the last reading; `pause` keeps evaluations and checkpoints out of the clock."""
+    """Tokens, FLOPs and seconds of the steps since the last reading; what happens between steps is not counted."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class Meter:
     seconds: float = 0.0
     _peak: float | None = None
     _measured: bool = False
-    _started: float = field(default_factory=time.perf_counter)
+    _started: float = 0.0
 
     def start(self) -> None:
         self._started = time.perf_counter()

@@ -1,0 +1,58 @@
+"""What the console says, in a terminal and outside one."""
+
+from unmask.tracking import Start, trackers
+from unmask.tracking.console import ConsoleTracker, status
+
+RECORD = {
+    "kind": "step",
+    "step": 3,
+    "steps": 10,
+    "loss": 2.34567,
+    "tokens_per_second": 12345.6,
+    "mfu": 0.614,
+    "memory": 3 * 2**29,
+}
+
+
+def run(tmp_path, mode, records):
+    tracker = ConsoleTracker()
+    tracker.start(Start(tmp_path, 2, 10, {"log": {"console": mode}}))
+    for record in records:
+        tracker.log(record)
+    tracker.message("a sentence with [brackets]")
+    tracker.close()
+
+
+def test_status_has_the_numbers():
+    assert status(RECORD) == "loss 2.3457  12,346 tokens/s  MFU 61 %  memory 1.50 GB"
+    assert "MFU" not in status({**RECORD, "mfu": None})
+    assert status({**RECORD, "skipped": True}).endswith("update skipped")
+
+
+def test_outside_a_terminal_every_record_is_a_line(tmp_path, capsys):
+    evaluation = {"kind": "evaluation", "step": 3, "steps": 10, "nats_per_token": 2.0, "standard_error": 0.125}
+    run(tmp_path, "auto", [RECORD, evaluation])
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0].startswith("step 3/10  loss 2.3457  12,346 tokens/s  MFU 61 %  memory 1.50 GB  ETA ")
+    assert lines[1] == "step 3: validation 2.0000 +- 0.1250 nats per token"
+    assert lines[2] == "a sentence with [brackets]"
+
+
+def test_live_display_shows_progress_and_eta(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    run(tmp_path, "rich", [RECORD])
+    err = capsys.readouterr().err
+    assert "3/10" in err and "loss 2.3457" in err and "ETA" in err and "a sentence with [brackets]" in err
+
+
+def test_none_is_silent(tmp_path, capsys):
+    run(tmp_path, "none", [RECORD])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_trackers_are_found_by_name():
+    assert trackers["console"] is ConsoleTracker
+    assert {"console", "jsonl"} <= set(trackers.names())

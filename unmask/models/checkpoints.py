@@ -1,0 +1,202 @@
+"""Reading a run's checkpoints: finding them, proving them whole, opening their model.
+
+<run>/config.yaml                  the resolved config
+<run>/log.jsonl                    one object per logged step
+<run>/step-00000010/               one checkpoint, complete by the time it has this name
+    .metadata, *.distcp            model, optimiser and random state (torch DCP, reshardable)
+    state.json                     step, objective, loss scale, and what an exact resume must find unchanged
+    hf/                            config.json and the tokeniser
+    config.yaml, manifest.json     the manifest holds the size and SHA-256 of every file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from unmask.attention import NAME, register
+from unmask.config import Config, ModelConfig
+from unmask.errors import UserError
+from unmask.models.fuse import fuse
+from unmask.models.load import load
+from unmask.objectives import Objective, build
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class OpenModel(NamedTuple):
+    """A trained model with what is needed to use it; objective: how it was trained, bound to its mask token."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    mask_token_id: int
+    objective: Objective
+
+
+def step_folder(run: Path, step: int) -> Path:
+    return run / f"step-{step:08d}"
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The steps of a run that have a checkpoint, in order."""
+    if not run.is_dir():
+        return []
+    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def newest(run: Path, step: int | None = None) -> Path | None:
+    """The folder of a run's newest checkpoint, or of `step`; None for a run without checkpoints."""
+    steps = saved_steps(run)
+    if step is not None and step not in steps:
+        known = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
+        raise UserError(f"{run}: no checkpoint of step {step}; {known}")
+    if not steps:
+        return None
+    return step_folder(run, steps[-1] if step is None else step)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe(folder: Path) -> dict[str, dict[str, Any]]:
+    """name -> {bytes, sha256} of every file below `folder` but the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files}
+
+
+def verify(folder: Path) -> None:
+    """Raise UserError, naming the file, unless `folder` holds exactly what was written to it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder / MANIFEST}: missing, so the checkpoint cannot be trusted; {_others(folder)}"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder)}") from None
+    for name, known in manifest.items():
+        path = folder / name
+        if not path.is_file():
+            damage = "is missing"
+        elif (size := path.stat().st_size) != known["bytes"]:
+            damage = f"has {size} bytes, not the {known['bytes']} that were written"
+        elif digest(path) != known["sha256"]:
+            damage = "was altered after it was written (its SHA-256 differs)"
+        else:
+            continue
+        raise UserError(f"{path}: {damage}; {_others(folder)}")
+
+
+def _others(folder: Path) -> str:
+    match = _NAME.fullmatch(folder.name)
+    earlier = [step for step in saved_steps(folder.parent) if match and step < int(match[1])]
+    if not earlier:
+        return "there is no earlier checkpoint in this run"
+    return f"an earlier one is used when you ask for it: checkpoint.step={earlier[-1]}, or its folder"
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """The contents of state.json."""
+    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+
+
+@contextmanager
+def single_process() -> Iterator[None]:
+    """DCP without a process group warns that it saves and loads in one process, which is what we ask for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
+        yield
+
+
+def weights(model: torch.nn.Module) -> dict[str, Any]:
+    """The model's tensors by name as DCP stores them: tied weights once, under their first name."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    own = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    return {name: tensor for name, tensor in get_model_state_dict(model).items() if name in own}
+
+
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Read the model's tensors, and nothing else, from a verified checkpoint folder."""
+    import torch.distributed.checkpoint as dcp
+
+    state = {"model": weights(model)}
+    with single_process():
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+
+
+def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
+    """The model of a run folder (its newest checkpoint), of one step's folder, or of an exported HF folder.
+
+    dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder
+    that is none of these, and for a damaged checkpoint.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{path}: no such checkpoint folder")
+    step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
+    if step is not None:
+        return _open_step(step, device, dtype)
+    if (folder / "config.json").exists():
+        return _open_exported(folder, device, dtype)
+    raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
+
+
+def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
+    from transformers import AutoTokenizer
+
+    verify(folder)
+    config, state = Config.load(folder / "config.yaml"), state_of(folder)
+    model = _empty_model(folder / "hf", config.model.dtype)
+    load_weights(model, folder)
+    model.to(device, getattr(torch, dtype) if dtype else None).eval()
+    if config.model.fused:
+        fuse(model)
+    has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
+    mask = model.config.mask_token_id
+    objective = build(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
+    return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]))
+
+
+def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
+    """The model that config.json describes, its attention ours, its weights not yet written."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    register()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+    model.get_input_embeddings().padding_idx = None
+    return model
+
+
+def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    recorded = config.get("unmask")
+    if recorded is None:
+        raise UserError(
+            f'{folder / "config.json"}: does not say how the model was trained (no "unmask" entry): '
+            f"it was not exported by unmask; train from it with model.name={folder}"
+        )
+    kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+    model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
+    objective = build(recorded["name"], recorded["options"])
+    return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}))

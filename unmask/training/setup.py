@@ -1,0 +1,195 @@
+"""From a config to everything a run needs, refusing bad input before the first step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unmask.config import Config
+from unmask.data import Packs, Sampler, dataset_from, load_tokenizer, open_dataset
+from unmask.data.sources import is_dataset
+from unmask.errors import UserError
+from unmask.models import RowModel, load
+from unmask.objectives import Objective
+from unmask.objectives import build as build_objective
+
+if TYPE_CHECKING:
+    from unmask.data import Dataset
+    from unmask.rows import Document
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Run:
+    """One run, ready to start: `config` with the arguments of `Trainer.train` in it."""
+
+    config: Config
+    path: Path
+    device: torch.device
+    model: Any
+    row_model: RowModel
+    tokenizer: Any
+    objective: Objective
+    dataset: Dataset
+    packs: Packs
+    sampler: Sampler
+    validation: list[list[Document]] | None
+    steps: int
+
+    @property
+    def autocast(self) -> bool:
+        return self.config.training.precision != "fp32"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the matrix products."""
+        if self.autocast:
+            return PRECISIONS[self.config.training.precision]
+        return getattr(torch, self.config.model.dtype)
+
+    def arithmetic(self) -> torch.autocast:
+        """The context that the model runs in."""
+        return torch.autocast(self.device.type, dtype=self.dtype if self.autocast else None, enabled=self.autocast)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
+        shapes = {name: list(parameter.shape) for name, parameter in self.model.named_parameters()}
+        return {
+            "objective": {"name": self.config.objective.name, **self.config.objective.options()},
+            "training.seed": self.config.training.seed,
+            "training.batch_size": self.config.training.batch_size,
+            "data.pack_tokens": self.config.data.pack_tokens,
+            "data.train": dataset_hash(self.dataset),
+            "optimizer.name": self.config.optimizer.name,
+            "model": {"type": self.model.config.model_type, "dtype": self.config.model.dtype, "shapes": shapes},
+        }
+
+
+def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
+    """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
+    config.parallel.refuse_unsupported()
+    objective = build_objective(config.objective.name, config.objective.options())
+    path = Path(config.checkpoint.path)
+    check_writable(path)
+    device = _device(config.training.device)
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    torch.manual_seed(config.training.seed)
+
+    train = config.data.train if train is None else train
+    validation = config.data.validation if validation is None else validation
+    if train is None:
+        raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
+    tokenizer = _tokenizer(config, train)
+    dataset = _dataset(train, tokenizer, "data.train")
+    loaded = load(
+        config.model,
+        tokenizer,
+        seed=config.training.seed,
+        device=device,
+        vocab_size=None if tokenizer is None else len(tokenizer),
+    )
+    _check_vocabulary(loaded.model, loaded.tokenizer, dataset)
+    packs = Packs(dataset, config.data.pack_tokens)
+    sampler = Sampler(packs, config.training.batch_size, config.training.seed)
+    return Run(
+        config=config,
+        path=path,
+        device=device,
+        model=loaded.model,
+        row_model=RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention),
+        tokenizer=loaded.tokenizer,
+        objective=objective.model_copy(update={"mask_token_id": loaded.mask_token_id}),
+        dataset=dataset,
+        packs=packs,
+        sampler=sampler,
+        validation=None if validation is None else _validation(config, validation, loaded.tokenizer),
+        steps=config.training.steps or max(1, math.ceil(config.training.epochs * sampler.steps_per_epoch)),
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Raise UserError when a run cannot be written to `path`; writes nothing."""
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"checkpoint.path={path}: {existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"checkpoint.path={path}: {existing} is not writable")
+
+
+def dataset_hash(dataset: Dataset) -> str:
+    """A hash of all tokens and of where a loss may be taken; a prepared dataset's manifest holds it already."""
+    if dataset.manifest is not None:
+        return hashlib.sha256(dataset.manifest.model_dump_json(include={"files"}).encode()).hexdigest()
+    total = hashlib.sha256(dataset.lengths.tobytes())
+    for index in range(len(dataset)):
+        token, supervised = dataset.document(index)
+        total.update(token.tobytes())
+        total.update(supervised.tobytes())
+    return total.hexdigest()
+
+
+def _tokenizer(config: Config, source: Any) -> Any:
+    """The tokeniser that is asked for, else the prepared dataset's, else the model's own; None for plain token ids."""
+    if config.data.tokenizer:
+        return load_tokenizer(config.data.tokenizer)
+    if isinstance(source, str | Path) and is_dataset(Path(source)):
+        own = open_dataset(source).tokenizer_path
+        return None if own is None else load_tokenizer(own)
+    return load_tokenizer(config.model.name) if config.model.name else None
+
+
+def _dataset(source: Any, tokenizer: Any, key: str) -> Dataset:
+    name = source if isinstance(source, str | Path) else type(source).__name__
+    if isinstance(source, str | Path) and not Path(source).exists():
+        raise UserError(f"{key}={source}: no such dataset, file or folder")
+    dataset = dataset_from(source, tokenizer)
+    if dataset.tokens == 0:
+        raise UserError(f"{key}={name}: the dataset is empty")
+    return dataset
+
+
+def _validation(config: Config, source: Any, tokenizer: Any) -> list[list[Document]]:
+    """The first evaluation.packs packs of the validation set, the same at every evaluation."""
+    packs = Packs(_dataset(source, tokenizer, "data.validation"), config.data.pack_tokens)
+    count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
+    return Sampler(packs, count, config.training.seed).batch(0)
+
+
+def _check_vocabulary(model: Any, tokenizer: Any, dataset: Dataset) -> None:
+    """Raise UserError when a token id has no row in the model's embedding."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None:
+        if len(tokenizer) > rows:
+            raise UserError(
+                f"the tokeniser has {len(tokenizer)} tokens and the model {rows} embeddings: "
+                f"use the model's own tokeniser, or leave vocab_size out of model.config"
+            )
+        return
+    if dataset.manifest is not None:
+        largest = dataset.manifest.vocabulary - 1
+    else:
+        largest = max(int(dataset.document(index)[0].max(initial=0)) for index in range(len(dataset)))
+    if largest >= rows:
+        raise UserError(f"data.train holds the token id {largest} and the model has {rows} embeddings")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"training.device={name}: no such device; use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"training.device={name}: this torch sees no GPU; use cpu or auto")
+    return device
