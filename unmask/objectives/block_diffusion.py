@@ -223,8 +223,8 @@ class BlockDiffusionBound(BlockDiffusion):
 
     In every block k ~ U{1..n} of its n scored tokens are masked, each with weight n / k; the k are spread over all
     blocks. Then sum / count is, in expectation, at least -log p(scored tokens | the others) / their number: by the
-    chain rule over blocks, each given the clean blocks before it and the unscored tokens inside it, p inside a block being
-    the mixture, over random orders, of the model's own conditionals. Scored are the supervised tokens (without
+    chain rule over blocks, each given the clean blocks before it and the unscored tokens inside it, p inside a block
+    being the mixture, over random orders, of the model's own conditionals. Scored are the supervised tokens (without
     position 0 when it is kept clean). A clipped training window or `weight` plays no part. Blocks of one token give
     the exact autoregressive likelihood, without noise.
     """
