@@ -96,5 +96,74 @@ def prepare(
     print(f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
 
 
+@app.command()
+def sample(
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Such as length=64 temperature=0.8 top_p=0.95 threshold=0.9 steps=8 seed=1 block_size=32 method=full.",
+            metavar="option=value",
+        ),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Continue a prompt, or fill a hole; live in a terminal, the text on stdout."""
+    from unmask.sampling.command import run
+
+    if run(checkpoint, options or [], prompt, suffix, as_json).interrupted:
+        raise typer.Exit(130)
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
+    draws: Annotated[int, typer.Option(min=1, help="Noise draws per document.")] = 1,
+    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
+    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
+    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """The likelihood bound of a text, in nats per token, with its standard error."""
+    from unmask.evaluation import evaluate as run
+
+    found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed)
+    print(json.dumps(found.asdict()) if as_json else found.sentence())
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Write a trained model in a format that other programs open."""
+    from unmask.export import export as run
+
+    print(run(checkpoint, output, format=format, dtype=dtype, force=force))
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 5.0,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),
+    seed: Annotated[int, typer.Option(help="Of the weights, the noise and the order of the data.")] = 0,
+    steps: Annotated[int | None, typer.Option(hidden=True)] = None,
+    layers: Annotated[int, typer.Option(hidden=True)] = 4,
+    files: Annotated[int, typer.Option(hidden=True)] = 0,
+) -> None:
+    """Train a small model on this Python's own source code, and watch it fill holes in functions."""
+    from unmask.demo import Settings, run
+
+    interrupted = run(Settings(minutes=minutes, out=out, seed=seed, steps=steps, layers=layers, files=files))
+    if interrupted is not None:
+        raise typer.Exit(128 + interrupted)
+
+
 if __name__ == "__main__":
     main()

@@ -195,7 +195,7 @@ class Config(Section):
         if not isinstance(tree, dict):
             raise UserError(f"{path}: a config is a mapping of sections, not a {type(tree).__name__}")
         for override in overrides or []:
-            _override(tree, override)
+            apply_override(tree, override)
         return cls.parse(tree, str(path))
 
     def dump(self) -> str:
@@ -203,7 +203,8 @@ class Config(Section):
         return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
+def apply_override(tree: dict[str, Any], text: str) -> None:
+    """Set `key.path=value` in a nested dict; the value is YAML."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise UserError(f"override {text!r}: write key.path=value, such as training.steps=100")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ class Canvas:
 
     A canvas may be open beyond `stop`, up to the end of the last block: a block is denoised at the size it was
     trained with, and what was not asked for is thrown away. `eos` ends a generation; None (infilling) never does.
-    `dropped` counts prompt tokens left out at the front to move the block grid.
+    `dropped` counts prompt tokens left out at the front to move the block grid, `suffix` the tokens after a hole,
+    `steps` the changes made so far.
     """
 
     token: Tensor
@@ -24,7 +25,8 @@ class Canvas:
     stop: int
     eos: int | None = None
     dropped: int = 0
-    steps: int = field(default=0)
+    suffix: int = 0
+    steps: int = 0
 
     def __len__(self) -> int:
         return len(self.token)
@@ -86,4 +88,4 @@ def infill(prefix: Sequence[int], hole: int, suffix: Sequence[int], mask: int, *
     tokens = torch.tensor([*kept, *[mask] * hole, *suffix], dtype=torch.int64)
     position = torch.arange(len(tokens))
     start, stop = len(kept), len(kept) + hole
-    return Canvas(tokens, (position >= start) & (position < stop), start, stop, None, dropped)
+    return Canvas(tokens, (position >= start) & (position < stop), start, stop, None, dropped, len(suffix))

@@ -60,7 +60,7 @@ def causal(network: Network, canvas: Canvas, options: Options, report: Report) -
     """Token by token, left to right."""
     if canvas.start == 0:
         raise UserError("sample: the prompt is empty, and an autoregressive model needs a first token")
-    if canvas.stop < len(canvas):
+    if canvas.suffix:
         raise UserError("sample: an autoregressive model cannot see a suffix; leave it out")
     noise = torch.Generator().manual_seed(options.seed)
     logits = network.extend(canvas.token[: canvas.start], 0, 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from unmask.config import options_error
+from unmask.config import apply_override, options_error
 
 
 class Options(BaseModel):
@@ -29,6 +29,14 @@ class Options(BaseModel):
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = 0
+
+    @classmethod
+    def read(cls, overrides: list[str]) -> Options:
+        """From a command line's `temperature=0.8 steps=4`."""
+        tree: dict[str, Any] = {}
+        for override in overrides:
+            apply_override(tree, override)
+        return cls.parse(tree)
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Options:
