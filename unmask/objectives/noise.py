@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-#: What a stream of random numbers is for; streams of different purposes are independent.
-LEVEL, MASK, LENGTH, ORDER = range(4)
+from unmask.rows.random import LENGTH, LEVEL, MASK, ORDER, generator
 
-
-def generator(seed: int, sample: int, draw: int = 0, purpose: int = LEVEL) -> np.random.Generator:
-    """A numpy generator that depends on nothing but its arguments."""
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, sample & 0xFFFFFFFFFFFFFFFF], np.uint64)
-    counter = np.array([0, 0, draw, purpose], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+__all__ = ["LENGTH", "LEVEL", "MASK", "ORDER", "generator", "uniform"]
 
 
 def uniform(seed: int, sample: int, draws: int, size: int, purpose: int) -> np.ndarray:

@@ -1,0 +1,168 @@
+"""What prepare writes is what was read; it appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unmask.data import Dataset, dataset_from, open_dataset, prepare
+from unmask.errors import UserError
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def listed(dataset: Dataset) -> list[tuple[list[int], list[bool]]]:
+    return [(token.tolist(), flags.tolist()) for token, flags in map(dataset.document, range(len(dataset)))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, texts: list[str]) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.py").write_text(text, encoding="utf-8")
+    (folder / "empty.py").write_text("")
+    return folder
+
+
+def test_a_text_folder_round_trips(tmp_path: Path, folder: Path, texts: list[str], tokenizer: Any) -> None:
+    manifest = prepare(folder, tmp_path / "out", tokenizer)
+    dataset = open_dataset(tmp_path / "out", verify=True)
+    expected = [[*ids(tokenizer, text), tokenizer.eos_token_id] for text in texts]
+    assert [token for token, _ in listed(dataset)] == expected
+    assert dataset.tokens == manifest.tokens == manifest.supervised == sum(map(len, expected))
+    assert dataset.lengths.tolist() == [len(one) for one in expected]
+    assert (manifest.dtype, manifest.vocabulary, manifest.sources) == ("uint16", 1000, ["source"])
+    assert (tmp_path / "out" / "tokens.bin").stat().st_size == 2 * dataset.tokens
+    assert not (tmp_path / "out" / "supervised.bin").exists()
+    assert listed(dataset_from(folder, tokenizer)) == listed(dataset)
+    assert listed(dataset_from(tmp_path / "out", tokenizer)) == listed(dataset)
+    assert listed(dataset_from(texts, tokenizer)) == listed(dataset)
+
+
+RECORDS: list[dict[str, Any]] = [
+    {"text": "a text", "id": 7},
+    {"prompt": "What is 1+1?", "response": " 2", "text": None},
+    {"input_ids": [5, 6, 7]},
+    {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1]},
+    {"prompt": "", "response": "é"},
+]
+
+
+def expected_records(tokenizer: Any) -> list[tuple[list[int], list[bool]]]:
+    text, prompt, response = ids(tokenizer, "a text"), ids(tokenizer, "What is 1+1?"), ids(tokenizer, " 2")
+    return [
+        ([*text, 0], [True] * (len(text) + 1)),
+        ([*prompt, *response, 0], [False] * len(prompt) + [True] * (len(response) + 1)),
+        ([5, 6, 7], [True] * 3),
+        ([5, 6, 7, 8], [False, True, False, True]),
+        ([*ids(tokenizer, "é"), 0], [True] * (len(ids(tokenizer, "é")) + 1)),
+    ]
+
+
+def test_records_of_every_kind(tmp_path: Path, tokenizer: Any) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("\ufeff" + "\n".join(json.dumps(record) for record in RECORDS), encoding="utf-8")
+    manifest = prepare(file, tmp_path / "out", tokenizer)
+    assert listed(open_dataset(tmp_path / "out")) == expected_records(tokenizer)
+    assert manifest.supervised == sum(sum(flags) for _, flags in expected_records(tokenizer))
+    assert listed(dataset_from(RECORDS, tokenizer)) == expected_records(tokenizer)
+    unclosed = dataset_from(RECORDS[:1], tokenizer, eos=False)
+    assert listed(unclosed)[0][0] == ids(tokenizer, "a text")
+
+
+def test_a_hugging_face_dataset(tokenizer: Any) -> None:
+    from datasets import Dataset as Table
+
+    rows = [{"text": None, "prompt": None, "response": None, **record} for record in RECORDS[:2]]
+    assert listed(dataset_from(Table.from_list(rows), tokenizer)) == expected_records(tokenizer)[:2]
+    numbers = Table.from_list(RECORDS[3:4]).with_format("numpy")
+    assert listed(dataset_from(numbers)) == expected_records(tokenizer)[3:4]
+
+
+def test_ids_alone_need_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 70000]}\n{"input_ids": [2]}\n')
+    manifest = prepare(tmp_path / "a.jsonl", tmp_path / "out", None)
+    dataset = open_dataset(tmp_path / "out", verify=True)
+    assert (manifest.dtype, manifest.vocabulary, dataset.tokenizer_path) == ("uint32", 70001, None)
+    assert [token for token, _ in listed(dataset)] == [[1, 70000], [2]]
+
+
+def test_truncation_in_a_tokenizer_file_is_not_obeyed(tokenizer_path: Path) -> None:
+    from unmask.data import load_tokenizer
+
+    short = load_tokenizer(tokenizer_path)
+    short.backend_tokenizer.enable_truncation(4)
+    assert dataset_from(["one two three four five six"], short).tokens == 1 + len(
+        ids(load_tokenizer(tokenizer_path), "one two three four five six")
+    )
+
+
+def test_a_tokenizer_without_an_end_token(tokenizer_path: Path) -> None:
+    from unmask.data import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_path)
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="no end-of-text token"):
+        dataset_from(["a"], tokenizer)
+    assert dataset_from(["a"], tokenizer, eos=False).tokens == 1
+
+
+def test_progress_counts_bytes_and_documents(tmp_path: Path, folder: Path, tokenizer: Any) -> None:
+    calls: list[tuple[int, int, int]] = []
+    prepare(folder, tmp_path / "out", tokenizer, report=lambda *call: calls.append(call))
+    total = sum(file.stat().st_size for file in folder.iterdir())
+    assert len(calls) > 1
+    assert calls == sorted(calls) and calls[-1] == (total, total, 40)
+
+
+def test_outputs_that_are_refused(tmp_path: Path, folder: Path, tokenizer: Any) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    for force in (False, True):
+        with pytest.raises(UserError, match="other: exists and is not a dataset; name another folder"):
+            prepare(folder, other, tokenizer, force=force)
+        with pytest.raises(UserError, match="notes.txt: exists and is not a dataset"):
+            prepare(folder, other / "notes.txt", tokenizer, force=force)
+    assert (other / "notes.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="is a prepared dataset already"):
+        prepare(folder, tmp_path / "first", tokenizer)
+        prepare(tmp_path / "first", tmp_path / "second", tokenizer)
+
+
+def test_a_dataset_is_replaced_only_when_forced_and_only_by_a_whole_one(
+    tmp_path: Path, folder: Path, tokenizer: Any
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # an empty folder is as good as none
+    prepare(folder, out, tokenizer)
+    before = (out / "manifest.json").read_bytes()
+    with pytest.raises(UserError, match="out: holds a dataset already; use --force to replace it"):
+        prepare(folder, out, tokenizer)
+    (folder / "030.py").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="030.py: not a UTF-8 text file"):
+        prepare(folder, out, tokenizer, force=True)
+
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(folder / "000.py", out, tokenizer, force=True, report=interrupted)
+    assert (out / "manifest.json").read_bytes() == before
+    assert len(open_dataset(out, verify=True)) == 40
+    assert prepare(folder / "000.py", out, tokenizer, force=True).documents == 1
+    assert len(open_dataset(out, verify=True)) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path, folder: Path, tokenizer: Any) -> None:
+    one, two = (prepare(folder, tmp_path / name, tokenizer) for name in ("one", "two"))
+    assert one == two
+    assert np.array_equal(np.load(tmp_path / "one" / "offsets.npy"), np.load(tmp_path / "two" / "offsets.npy"))

@@ -1,0 +1,22 @@
+"""Text, chat pairs or token ids in; packs of Documents out, in an order that is a function of (seed, step)."""
+
+from unmask.data.corpus import stdlib_corpus, stdlib_files
+from unmask.data.dataset import Dataset, Manifest, open_dataset
+from unmask.data.packing import Packs
+from unmask.data.prepare import dataset_from, prepare
+from unmask.data.sampler import Sampler
+from unmask.data.tokenizer import load_tokenizer, train_tokenizer
+
+__all__ = [
+    "Dataset",
+    "Manifest",
+    "Packs",
+    "Sampler",
+    "dataset_from",
+    "load_tokenizer",
+    "open_dataset",
+    "prepare",
+    "stdlib_corpus",
+    "stdlib_files",
+    "train_tokenizer",
+]

@@ -1,0 +1,158 @@
+"""A dataset of tokenised documents, memory-mapped from the folder that `prepare` wrote or held in memory.
+
+The folder: tokens.bin (every document's ids, end to end, uint16 or uint32), supervised.bin (uint8 per token, only where
+some token is not supervised), offsets.npy (int64 [documents + 1], where each document begins), tokenizer/ (a copy) and
+manifest.json (sizes and sha256 of all of these, counts, sources).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from unmask.data.tokenizer import fingerprint, load_tokenizer, refuse_other
+from unmask.errors import UserError
+
+TOKENS, SUPERVISED, OFFSETS, TOKENIZER, MANIFEST = (
+    "tokens.bin",
+    "supervised.bin",
+    "offsets.npy",
+    "tokenizer",
+    "manifest.json",
+)
+VERSION = 1
+
+
+class File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a prepared dataset holds; `skipped` counts the bad records left out, `examples` names the first of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: int = VERSION
+    dtype: Literal["uint16", "uint32"]
+    documents: int
+    tokens: int
+    supervised: int
+    #: Ids are smaller than this; the tokeniser's size, or one more than the largest id seen where there is none.
+    vocabulary: int
+    #: Hash of the tokeniser's vocabulary; None for a dataset of ids alone.
+    tokenizer_sha256: str | None
+    sources: list[str]
+    skipped: int = 0
+    examples: list[str] = []
+    files: dict[str, File] = {}
+
+
+class Dataset:
+    """Documents by index. `tokens`: their total; `lengths`: int64 [documents]; `tokenizer_path`: its copy, or None."""
+
+    def __init__(
+        self,
+        token: np.ndarray,
+        supervised: np.ndarray | None,
+        offsets: np.ndarray,
+        tokenizer_path: Path | None = None,
+        manifest: Manifest | None = None,
+    ):
+        self._token, self._supervised, self._offsets = token, supervised, offsets
+        self.tokenizer_path = tokenizer_path
+        self.manifest = manifest
+        self.lengths = np.diff(offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return len(self._token)
+
+    def document(self, index: int, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(token int64 [n], supervised bool [n]) of a document, or of its tokens [start, stop)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        first, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        begin = min(first + start, end)
+        end = end if stop is None else min(first + stop, end)
+        token = self._token[begin:end].astype(np.int64)
+        if self._supervised is None:
+            return token, np.ones(len(token), bool)
+        return token, self._supervised[begin:end].astype(bool)
+
+
+def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = False) -> Dataset:
+    """Map a prepared dataset into memory, after checking that it is whole.
+
+    tokenizer: a tokeniser or its path that the dataset must fit (it may have more tokens, such as a mask token).
+    verify: read everything and compare checksums, too. Raises UserError for anything missing, cut short or altered.
+    """
+    folder = Path(path)
+    manifest = _read_manifest(folder)
+    _check_files(folder, manifest, verify)
+    offsets = np.load(folder / OFFSETS, allow_pickle=False)
+    sound = offsets.dtype == np.int64 and offsets.shape == (manifest.documents + 1,)
+    if not sound or offsets[0] != 0 or offsets[-1] != manifest.tokens or not (np.diff(offsets) > 0).all():
+        raise UserError(f"{folder / OFFSETS}: does not fit {MANIFEST}; prepare the dataset again")
+    copy = folder / TOKENIZER if manifest.tokenizer_sha256 else None
+    if tokenizer is not None and copy is not None:
+        given = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+        if fingerprint(given) != manifest.tokenizer_sha256:
+            refuse_other(load_tokenizer(copy), given, str(folder))
+    token = np.memmap(folder / TOKENS, dtype=manifest.dtype, mode="r")
+    flags = np.memmap(folder / SUPERVISED, dtype=np.uint8, mode="r") if SUPERVISED in manifest.files else None
+    return Dataset(token, flags, offsets, copy, manifest)
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    file = folder / MANIFEST
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such dataset; make one with `unmask prepare`")
+    try:
+        manifest = Manifest.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{folder}: not a prepared dataset (no {MANIFEST}); make one with `unmask prepare`") from None
+    except (ValidationError, OSError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise UserError(f"{file}: cannot be read ({reason}); prepare the dataset again") from None
+    if manifest.version != VERSION:
+        raise UserError(
+            f"{file}: format {manifest.version}, and this version of unmask reads {VERSION}; prepare it again"
+        )
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, verify: bool) -> None:
+    width = np.dtype(manifest.dtype).itemsize
+    expected = {TOKENS: manifest.tokens * width, OFFSETS: None}
+    if manifest.supervised < manifest.tokens:
+        expected[SUPERVISED] = manifest.tokens
+    for name, size in expected.items():
+        if name not in manifest.files or size not in (None, manifest.files[name].bytes):
+            raise UserError(f"{folder / MANIFEST}: contradicts itself about {name}; prepare the dataset again")
+    for name, file in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{path}: missing from the dataset; copy it again or prepare it again")
+        size = path.stat().st_size
+        if size != file.bytes:
+            raise UserError(
+                f"{path}: {size} bytes where {MANIFEST} says {file.bytes}; copy it again or prepare it again"
+            )
+        if verify and sha256(path) != file.sha256:
+            raise UserError(
+                f"{path}: altered since it was written (checksum differs); copy it again or prepare it again"
+            )
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

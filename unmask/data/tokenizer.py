@@ -1,0 +1,86 @@
+"""Tokenisers: training a byte-level BPE, loading one from disk, and telling two apart.
+
+Byte-level BPE (Sennrich et al. 1508.07909 over bytes, as GPT-2 does) has no unknown token: every text round-trips.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unmask.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END, MASK, PAD = "<|endoftext|>", "<|mask|>", "<|pad|>"
+SMALLEST = 256 + 3  # every byte and the three special tokens
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of `vocab_size` tokens and save it as a folder that transformers' AutoTokenizer opens.
+
+    Its end, mask and pad tokens have the ids 0, 1 and 2. Little text gives fewer tokens than asked for.
+    """
+    if vocab_size < SMALLEST:
+        raise UserError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least {SMALLEST} tokens")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, MASK, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    model.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, eos_token=END, mask_token=MASK, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    tokenizer.save_pretrained(str(path))
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokeniser of a folder, a `tokenizer.json` or a `.gguf` file; from this disk only."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such tokeniser; give a folder with tokenizer.json, that file, or a .gguf file")
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if path.is_dir():
+            return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        if path.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        if (path.parent / "tokenizer_config.json").exists():
+            return AutoTokenizer.from_pretrained(str(path.parent), local_files_only=True)
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # whatever a malformed file makes these libraries raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path}: holds no tokeniser that transformers can open: {reason}") from error
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """sha256 of the vocabulary with its ids, added tokens included."""
+    digest = hashlib.sha256()
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
+        digest.update(f"{index} {token}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def refuse_other(prepared: Any, given: Any, where: str) -> None:
+    """Raise UserError unless every token of `prepared` has the same id in `given`, which may have more tokens."""
+    vocabulary = given.get_vocab()
+    for token, index in prepared.get_vocab().items():
+        if vocabulary.get(token) != index:
+            other = vocabulary.get(token, "unknown")
+            raise UserError(
+                f"{where}: prepared with another tokeniser: token {token!r} is {index} there and {other} in the one "
+                "given; prepare the data again with this tokeniser"
+            )
