@@ -164,6 +164,7 @@ def test_likelihood_weights_are_unbiased_for_a_loss_that_ignores_the_mask():
 
 def test_decoding():
     assert bound("block_diffusion", block_size=16).decoding == Decoding("block", 16, False)
+    assert bound("block_diffusion", clean="causal").decoding == Decoding("block", 32, False, causal=True)
     assert bound("block_diffusion", block_size="full").decoding == Decoding("full", None, False)
     assert bound("block_diffusion").excluded_token == MASK
     assert bound("block_diffusion", variant="sdar").excluded_token is None
