@@ -184,6 +184,7 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+    model.tie_weights()
     model.get_input_embeddings().padding_idx = None
     return model
 
