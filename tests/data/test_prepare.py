@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,25 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path, folder: Path, toke
     one, two = (prepare(folder, tmp_path / name, tokenizer) for name in ("one", "two"))
     assert one == two
     assert np.array_equal(np.load(tmp_path / "one" / "offsets.npy"), np.load(tmp_path / "two" / "offsets.npy"))
+
+
+GROWTH = """
+import resource, sys
+from unmask.data import load_tokenizer, prepare
+folder, tokenizer = sys.argv[1], load_tokenizer(sys.argv[2])
+peaks = []
+for name in ("short", "long"):
+    prepare(f"{folder}/{name}.txt", f"{folder}/{name}", tokenizer)
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[1] / peaks[0])
+"""
+
+
+def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str], tokenizer_path: Path) -> None:
+    text = "\n".join(texts)
+    for name, size in (("short", 1_500_000), ("long", 9_000_000)):
+        (tmp_path / f"{name}.txt").write_text((text * (size // len(text) + 1))[:size], encoding="utf-8")
+    program = [sys.executable, "-c", GROWTH, str(tmp_path), str(tokenizer_path)]
+    result = subprocess.run(program, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 1.15

@@ -132,7 +132,7 @@ def test_a_long_text_has_the_same_tokens_in_pieces(
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     write(tmp_path, {"a.txt": text, "b.jsonl": json.dumps({"prompt": text, "response": text})})
     monkeypatch.setattr(sources, "PIECE", 3000)
-    monkeypatch.setattr(encoding, "PIECE", 5000)
+    monkeypatch.setattr(encoding, "CHARACTERS", 5000)
     assert len(text) > 30_000
     dataset = dataset_from(tmp_path, tokenizer)
     assert dataset.document(0)[0].tolist() == [*whole, 0]
@@ -148,7 +148,7 @@ def test_a_bad_part_takes_the_whole_of_a_long_document_with_it(
     middle = len(text) // 2
     write(tmp_path, {"a.txt": "first", "b.txt": text[:middle] + "<|mask|>" + text[middle:], "c.txt": "last"})
     monkeypatch.setattr(sources, "PIECE", 3000)
-    monkeypatch.setattr(encoding, "PIECE", 5000)
+    monkeypatch.setattr(encoding, "CHARACTERS", 5000)
     manifest = prepare(tmp_path, tmp_path / "out", tokenizer, skip_bad=True)
     assert (manifest.documents, manifest.skipped) == (2, 1)
     from unmask.data import open_dataset

@@ -8,11 +8,12 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from unmask.data.sources import PIECE, Bad, Piece
+from unmask.data.sources import Bad, Piece
 from unmask.errors import UserError
 
-#: Pieces encoded in one call, unless they reach PIECE characters before.
+#: Pieces encoded in one call, in parallel, unless they reach so many characters before.
 BATCH = 1024
+CHARACTERS = 1 << 20
 EXAMPLES = 5
 LARGEST = 1 << 32
 
@@ -155,7 +156,7 @@ def _batches(items: Iterable[Piece | Bad]) -> Iterator[list[Piece | Bad]]:
     for item in items:
         batch.append(item)
         size += len(item.content) if isinstance(item, Piece) else 0
-        if len(batch) >= BATCH or size >= PIECE:
+        if len(batch) >= BATCH or size >= CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

@@ -24,8 +24,8 @@ SUFFIXES = frozenset(
     ".txt .md .rst .jsonl .ndjson .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .rb .sh .sql .jl .lua .scala "
     ".kt .swift .php .pl .hs .ml".split()
 )
-#: Characters encoded at a time: what bounds memory, however long a document is.
-PIECE = 1 << 20
+#: Characters in a piece: what bounds memory, however long a document is.
+PIECE = 1 << 17
 
 
 class Bad(Exception):
