@@ -22,7 +22,7 @@ def apply(model: Any, mode: str) -> None:
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
 
 
 def _keep_attention(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,8 @@ class Checkpoints:
         final = layout.step_folder(self.run, step)
         temporary = self.run / f".{final.name}.tmp"
         with _disk(final, temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left in self.run.glob(".step-*.tmp"):  # of a process that was killed
+                shutil.rmtree(left)
             temporary.mkdir(parents=True)
             self._write_tensors(temporary)
             self.model.config.save_pretrained(temporary / "hf")

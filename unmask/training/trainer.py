@@ -172,7 +172,8 @@ class Trainer:
         self.guard = FiniteGuard()
         self.meter = Meter(run.device, run.dtype)
         self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
-        self._trackers: list[Tracker] = []
+        names = ["jsonl", "console", *self.config.log.trackers]
+        self._trackers: list[Tracker] = [trackers[name]() for name in names]
         self._stopping = False
         self._loss: float | None = None
         self._saved: Path | None = None
@@ -196,8 +197,6 @@ class Trainer:
 
     @contextmanager
     def _tracking(self) -> Iterator[None]:
-        names = ["jsonl", "console", *self.config.log.trackers]
-        self._trackers = [trackers[name]() for name in names]
         start = Start(self.run.path, self.step, self.steps, self.config.model_dump(mode="json"))
         try:
             for tracker in self._trackers:
@@ -396,8 +395,7 @@ def _match(saved: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
         if isinstance(value, str | int | float) and key != "data.train":
             difference = f"{key}={value}, but it was {before}"
         elif key == "objective":
-            names = sorted(name for name in {*before, *value} if before.get(name) != value.get(name))
-            name = names[0]
+            name = next(name for name in ["name", *before, *value] if before.get(name) != value.get(name))
             difference = f"objective.{name}={value.get(name)}, but it was {before.get(name)}"
         else:
             difference = f"{key} is not what it was"

@@ -1,0 +1,60 @@
+"""Opening a run's model for use: the same weights, mask token, tokeniser and objective as in training."""
+
+import pytest
+import torch
+
+from tests.training.tiny import train, weights
+from unmask.errors import UserError
+from unmask.models.checkpoints import open_model
+
+
+def test_a_run_or_a_step_opens_as_it_was_trained(tmp_path):
+    trainer = train(tmp_path, "checkpoint.every=2", objective={"name": "block_diffusion", "block_size": 16})
+    opened = open_model(tmp_path)
+    trained = weights(trainer)
+    assert all(torch.equal(parameter, trained[name]) for name, parameter in opened.model.named_parameters())
+    assert opened.model.get_output_embeddings().weight is opened.model.get_input_embeddings().weight
+    assert opened.mask_token_id == opened.objective.mask_token_id == 63
+    assert opened.objective == trainer.objective and opened.objective.decoding.block_size == 16
+    assert opened.tokenizer is None and not opened.model.training
+    earlier = open_model(tmp_path / "step-00000002", dtype="bfloat16")
+    assert earlier.model.dtype == torch.bfloat16
+    assert not torch.equal(earlier.model.model.norm.weight.float(), opened.model.model.norm.weight)
+
+
+def test_the_opened_model_gives_the_same_loss(tmp_path):
+    from unmask.models import RowModel
+
+    trainer = train(tmp_path)
+    opened = open_model(tmp_path)
+    rows = trainer.objective.rows(trainer.run.sampler.batch(0)[0], 0)
+    ours = RowModel(opened.model)
+    expected = trainer.run.row_model(trainer.run.row_model.collate(rows), trainer.objective)
+    got = ours(ours.collate(rows), opened.objective)
+    assert float(got.sum.detach()) == pytest.approx(float(expected.sum.detach()), rel=1e-6)
+
+
+def test_the_block_size_is_the_one_the_schedule_had_come_to(tmp_path):
+    schedule = [{"until": 3, "size": 4}, {"size": 16}]
+    objective = {"name": "block_diffusion", "block_schedule": schedule}
+    train(tmp_path, "training.steps=5", "checkpoint.every=2", "checkpoint.keep=0", objective=objective)
+    assert open_model(tmp_path / "step-00000002").objective.block_size == 4
+    assert open_model(tmp_path).objective.block_size == 16
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match="no such checkpoint folder"):
+        open_model(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        open_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match='no "unmask" entry'):
+        open_model(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    train(tmp_path)
+    path = tmp_path / "step-00000004" / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="__0_0.distcp: has"):
+        open_model(tmp_path)
