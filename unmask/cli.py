@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -83,17 +83,23 @@ def train(
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A text folder, a text file or JSONL.")],
+    source: Annotated[str, typer.Argument(help='A text folder, a text file, JSONL, or a pattern: "notes/**/*.tex".')],
     output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],
     tokenizer: Annotated[str, typer.Option(help="Folder or file of the tokeniser.")],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
+    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True,
 ) -> None:
     """Tokenise text into a dataset that training reads."""
     from unmask.data import prepare as prepare_dataset
+    from unmask.tracking.reading import reading
 
-    manifest: Any = prepare_dataset(source, output, tokenizer, skip_bad=skip_bad, force=force)
-    print(f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
+    with reading() as report:
+        manifest = prepare_dataset(source, output, tokenizer, eos=eos, skip_bad=skip_bad, force=force, report=report)
+    for example in manifest.examples:
+        print(f"unmask: skipped {example}", file=sys.stderr)
+    skipped = f", skipped {manifest.skipped:,} bad" if manifest.skipped else ""
+    print(f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens{skipped}")
 
 
 @app.command()

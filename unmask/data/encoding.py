@@ -41,7 +41,9 @@ class Encoder:
             if eos:
                 self.end = tokenizer.eos_token_id
                 if self.end is None:
-                    raise UserError("the tokeniser has no end-of-text token to close documents with; turn `eos` off")
+                    raise UserError(
+                        "the tokeniser has no end-of-text token to close documents with; use --no-eos (eos=False)"
+                    )
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text, without special tokens around them; those written out in a text count as such."""
