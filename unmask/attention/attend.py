@@ -11,6 +11,7 @@ A row that attends nothing has out = 0 and lse = -inf, and gives and receives no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -51,12 +52,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tup
 
 @torch.library.custom_op("unmask::attend_backward", mutates_args=())
 def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, handle: Tensor, scale: float
+    grad: Tensor, saved: Sequence[Tensor], handle: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, laid out like out: [1, rows, heads, head_dim] in memory."""
+    """Gradients of q, k and v, laid out like out: [1, rows, heads, head_dim] in memory. saved: q, k, v, out, lse."""
     pattern = lookup(handle)
+    q, k, v, out, lse = saved
     lse = lse.masked_fill(lse == float("-inf"), 0.0)
-    return backend_of(pattern).backward(grad, q, k, v, out, lse, pattern, scale)
+    return backend_of(pattern).backward(grad, (q, k, v, out, lse), pattern, scale)
 
 
 def empty_rows_first(like: Tensor, rows: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -75,9 +77,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tuple[Te
 
 
 @attend_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, handle: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, saved: Sequence[Tensor], handle: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = saved[:3]
     return empty_rows_first(q), empty_rows_first(k), empty_rows_first(v)
 
 
@@ -93,8 +94,8 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return None, None, None, None, None
-    q, k, v, out, lse, handle = ctx.saved_tensors
-    return *attend_backward(grad, q, k, v, out, lse, handle, ctx.scale), None, None
+    *saved, handle = ctx.saved_tensors
+    return *attend_backward(grad, saved, handle, ctx.scale), None, None
 
 
 attend.register_autograd(_backward, setup_context=_setup_context)

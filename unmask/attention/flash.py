@@ -28,9 +28,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) 
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None, scale: float
+    grad: Tensor, saved: tuple[Tensor, ...], bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rectangle's share of dq, dk and dv, given the merged out and lse of its rows."""
+    """The rectangle's share of dq, dk and dv. saved: q, k, v and the *merged* out and lse of its rows."""
+    q, k, v, out, lse = saved
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale

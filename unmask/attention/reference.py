@@ -17,10 +17,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> 
     return _rows_first(out.reshape(1, q.shape[2], q.shape[1], q.shape[3])), lse.reshape(1, q.shape[1], q.shape[2])
 
 
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pattern: Pattern, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv; see attend."""
+def backward(grad: Tensor, saved: tuple[Tensor, ...], pattern: Pattern, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv; see attend. saved: q, k, v, out, lse."""
+    q, k, v, out, lse = saved
     kv = k.shape[1]
     query, grad_out, merged = (x[0].unflatten(0, (kv, -1)) for x in (q, grad, out))
     probability = torch.exp(_score(q, k, pattern, scale) - lse[0].unflatten(0, (kv, -1))[..., None])

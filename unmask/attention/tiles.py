@@ -36,16 +36,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> 
     return out if wide == q.dtype else _cast(out, q), lse
 
 
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pattern: Pattern, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv; see attend. Sums over tiles are kept in fp32 (fp64 for fp64)."""
+def backward(grad: Tensor, saved: tuple[Tensor, ...], pattern: Pattern, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv; see attend. saved: q, k, v, out, lse. Sums over tiles are kept in fp32 (fp64 for fp64)."""
+    q, k, v, out, lse = saved
     wide = lse_dtype(q.dtype)
     dq, dk, dv = (empty_rows_first(x, dtype=wide).zero_() for x in (q, k, v))
     for batch in pattern.batches:
         of = batch.q.of
         parts = flash.backward(
-            of(grad), of(q), batch.k.of(k), batch.k.of(v), of(out), of(lse), batch.bias(q.dtype), scale
+            of(grad), (of(q), batch.k.of(k), batch.k.of(v), of(out), of(lse)), batch.bias(q.dtype), scale
         )
         batch.q.put(dq, parts[0]) if batch.first else batch.q.add(dq, parts[0])
         batch.k.add(dk, parts[1])

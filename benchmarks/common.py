@@ -1,0 +1,102 @@
+"""What the benchmarks share: workers whose steps are interleaved, and the table of figures with its verdicts.
+
+A worker is a process of its own, so that its peak memory is its own; the parent lets the workers of a comparison take
+turns, one step each, so that the machine's drift meets both sides alike.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Figure:
+    """One measured figure and its goal. sense: ">=" or "<="."""
+
+    figure: str
+    value: float
+    goal: float
+    sense: str
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.goal if self.sense == ">=" else self.value <= self.goal
+
+
+def report(figures: list[Figure], as_json: bool) -> int:
+    """Print the figures (a table, or JSON); returns the exit code: 1 when one does not hold."""
+    if as_json:
+        print(json.dumps([{**asdict(figure), "holds": figure.holds} for figure in figures], indent=1))
+    else:
+        width = max(len(figure.figure) for figure in figures)
+        for figure in figures:
+            verdict = "ok" if figure.holds else "MISSED"
+            print(f"{figure.figure:<{width}}  {figure.value:8.3f}  {figure.sense} {figure.goal:<6g} {verdict}")
+    return 0 if all(figure.holds for figure in figures) else 1
+
+
+class Worker:
+    """A process that builds `make(*arguments)` once and then runs one timed step a request."""
+
+    def __init__(self, name: str, make: Callable[..., Callable[[], Any]], *arguments: Any):
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._process.start()
+        theirs.close()  # so that a worker that dies is noticed
+        self.facts: dict[str, float] = self._receive()
+        self.seconds: list[float] = []
+        self.peak_bytes = 0
+
+    def step(self, *, counted: bool = True) -> float:
+        """Run one step; its wall time in seconds."""
+        self._pipe.send("step")
+        seconds, self.peak_bytes = self._receive()
+        if counted:
+            self.seconds.append(seconds)
+        return seconds
+
+    def close(self) -> None:
+        self._pipe.send("stop")
+        self._process.join()
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def _receive(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            sys.exit(f"benchmark worker {self.name!r} died")
+
+
+def interleave(workers: list[Worker], rounds: int, warmup: int = 1) -> None:
+    """`rounds` counted steps of every worker, taking turns, after `warmup` uncounted ones."""
+    for number in range(warmup + rounds):
+        for worker in workers:
+            worker.step(counted=number >= warmup)
+
+
+def ratio(slow: Worker, fast: Worker) -> float:
+    """Median over rounds of slow's time over fast's: how many times faster `fast` is."""
+    return statistics.median(s / f for s, f in zip(slow.seconds, fast.seconds, strict=True))
+
+
+def _serve(pipe: Any, make: Callable[..., Callable[[], Any]], arguments: tuple[Any, ...]) -> None:
+    step = make(*arguments)
+    pipe.send(getattr(step, "facts", {}))
+    while pipe.recv() == "step":
+        start = time.perf_counter()
+        step()
+        seconds = time.perf_counter() - start
+        pipe.send((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
