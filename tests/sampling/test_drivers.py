@@ -38,8 +38,10 @@ def without_mask(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def brute_block(twin, token, wanted, size, threshold, shift, window=None, clean=None):
+def brute_block(twin, token, wanted, decoding, threshold, window=None):
     """Fill `wanted` of `token` block by block; returns the tokens and the logits of every step."""
+    size, shift = decoding.block_size, decoding.shift
+    clean = 1 if decoding.causal else size
     token, left, steps = list(token), set(wanted), []
     for start in range(min(wanted) // size * size, len(token), size):
         stop = min(start + size, len(token))
@@ -51,8 +53,8 @@ def brute_block(twin, token, wanted, size, threshold, shift, window=None, clean=
             rows = token[:begin] + token[begin:end]
             positions = list(range(begin)) + list(range(begin, end))
             masks = {
-                "full_attention": block_mask(begin, begin, end, clean or size),
-                "sliding_attention": block_mask(begin, begin, end, clean or size, window),
+                "full_attention": block_mask(begin, begin, end, clean),
+                "sliding_attention": block_mask(begin, begin, end, clean, window),
             }
             out = without_mask(logits(twin, rows, positions, masks))
             if first:
@@ -75,8 +77,9 @@ def test_block_equals_brute_force(shift, threshold, before, monkeypatch):
     seen = recorded(monkeypatch)
     prompt = torch.randint(0, 38, (before,), generator=torch.Generator().manual_seed(before)).tolist()
     length = 16 - before
-    result = sample(model, None, prompt, decoding=Decoding("block", 4, shift), length=length, threshold=threshold)
-    token, steps = brute_block(twin, prompt + [MASK] * length, range(before, 16), 4, threshold, shift)
+    decoding = Decoding("block", 4, shift)
+    result = sample(model, None, prompt, decoding=decoding, length=length, threshold=threshold)
+    token, steps = brute_block(twin, prompt + [MASK] * length, range(before, 16), decoding, threshold)
     assert result.token == token[before:]
     assert len(steps) == len(seen)
     for ours, theirs in zip(seen, steps, strict=True):
@@ -87,8 +90,9 @@ def test_sliding_window(monkeypatch):
     model, twin = tiny(windows=5)
     seen = recorded(monkeypatch)
     prompt = list(range(6))
-    result = sample(model, None, prompt, decoding=Decoding("block", 4, False), length=14, threshold=0.2)
-    token, steps = brute_block(twin, prompt + [MASK] * 14, range(6, 20), 4, 0.2, False, window=5)
+    decoding = Decoding("block", 4, False)
+    result = sample(model, None, prompt, decoding=decoding, length=14, threshold=0.2)
+    token, steps = brute_block(twin, prompt + [MASK] * 14, range(6, 20), decoding, 0.2, window=5)
     assert result.token == token[6:]
     for ours, theirs in zip(seen, steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
@@ -99,7 +103,7 @@ def test_a_causal_clean_stream(monkeypatch):
     seen = recorded(monkeypatch)
     decoding = Decoding("block", 4, False, causal=True)
     result = sample(model, None, list(range(6)), decoding=decoding, length=14, threshold=0.2)
-    token, steps = brute_block(twin, [*range(6)] + [MASK] * 14, range(6, 20), 4, 0.2, False, clean=1)
+    token, steps = brute_block(twin, [*range(6)] + [MASK] * 14, range(6, 20), decoding, 0.2)
     assert result.token == token[6:]
     for ours, theirs in zip(seen, steps, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)

@@ -50,7 +50,7 @@ def test_block_infilling_equals_brute_force(before, hole, shift):
     result = sample(model, None, prefix, suffix=suffix, decoding=decoding, length=hole, threshold=0.2)
     start = before - result.canvas.dropped
     token = prefix[result.canvas.dropped :] + [MASK] * hole + suffix
-    expected, _ = brute_block(twin, token, range(start, start + hole), 8, 0.2, shift)
+    expected, _ = brute_block(twin, token, range(start, start + hole), decoding, 0.2)
     assert result.token == expected[start : start + hole]
     assert result.canvas.token.tolist() == expected
 

@@ -8,6 +8,7 @@ from unmask.errors import UserError
 from unmask.models.checkpoints import open_model
 from unmask.registry import Registry
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 formats = Registry("format", {"hf": "unmask.export.hf:write"})
 
 
@@ -20,6 +21,8 @@ def export(
     `force`, for a folder that already holds something.
     """
     write = formats[format]
+    if dtype not in (None, *DTYPES):
+        raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder to export to")
