@@ -12,11 +12,13 @@ import itertools
 import weakref
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.errors import UserError
 from unmask.rows import Rows
 from unmask.rows.tiles import Batch, own_blocks, tiles
 
@@ -95,6 +97,8 @@ class Pattern:
         self.rows, self.window, self.query = rows, window, query
         self.backend, self.device = backend, device
         self.queries = len(rows) if query is None else len(query)
+        #: FlexAttention's form of the pattern, where that backend has made it.
+        self.flex: Any = None
         number = next(_numbers)
         self.handle = torch.tensor(number)
         _patterns[number] = self
@@ -169,5 +173,7 @@ def lookup(handle: Tensor) -> Pattern:
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """`auto` is `tiles` on every device."""
+    """`auto` is `tiles` on every device. UserError: `flex` on a device where it has no backward."""
+    if name == "flex" and device.type == "cpu":
+        raise UserError("model.attention=flex: FlexAttention has no backward on CPU; use tiles")
     return "tiles" if name == "auto" else name
