@@ -45,6 +45,7 @@ class ModelConfig(Section):
 class DataConfig(Section):
     #: A prepared dataset, a text folder, a text file or JSONL.
     train: str | None = None
+    #: Held-out data in the same forms, for the likelihood bound; empty: no evaluation.
     validation: str | None = None
     #: Folder or file of the tokeniser; empty: the prepared dataset's, else the model's.
     tokenizer: str | None = None
@@ -54,6 +55,7 @@ class DataConfig(Section):
 
 class ObjectiveConfig(BaseModel):
     model_config = ConfigDict(extra="allow")
+    #: ar, mdlm, block_diffusion, fast_dllm_v2, or one that another package registered.
     name: str = "block_diffusion"
 
     def options(self) -> dict[str, Any]:
@@ -61,15 +63,20 @@ class ObjectiveConfig(BaseModel):
 
 
 class OptimizerConfig(Section):
+    #: adamw, or one that another package registered.
     name: str = "adamw"
+    #: Its peak: `schedule` multiplies it.
     learning_rate: float = Field(default=3e-4, gt=0)
+    #: Decay of the running means of the gradient and of its square.
     betas: tuple[float, float] = (0.9, 0.95)
+    #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)
 
 
 class ScheduleConfig(Section):
+    #: What follows the warm-up: a half cosine down to `floor`, or the peak to the end.
     name: Literal["cosine", "constant"] = "cosine"
     #: Steps of linear warm-up; below 1, a fraction of all steps.
     warmup: float = Field(default=0.05, ge=0)
@@ -80,6 +87,7 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     #: Optimiser steps in all. Empty: `epochs` decides.
     steps: int | None = Field(default=None, ge=1)
+    #: Passes over the training data; a fraction is allowed.
     epochs: float = Field(default=1.0, gt=0)
     #: Packs per optimiser step, over all ranks and accumulation.
     batch_size: int = Field(default=1, ge=1)
@@ -87,10 +95,13 @@ class TrainingConfig(Section):
     micro_batch: int = Field(default=1, ge=1)
     #: Largest gradient norm; 0 turns clipping off.
     clip: float = Field(default=1.0, ge=0)
+    #: Arithmetic of the forward pass: autocast to bf16 or fp16 (with loss scaling), or none.
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     #: Activation checkpointing: `full` recomputes whole layers, `selective` keeps attention's result.
     checkpointing: Literal["none", "full", "selective"] = "none"
+    #: Of random weights, the order of the data and the noise.
     seed: int = 0
+    #: cpu, cuda or cuda:N; `auto` is the GPU where there is one.
     device: str = "auto"
     #: CPU threads; empty: torch's choice.
     threads: int | None = Field(default=None, ge=1)
@@ -99,9 +110,11 @@ class TrainingConfig(Section):
 class ParallelConfig(Section):
     """Sizes of the mesh axes; their product must be the number of processes."""
 
+    #: Copies of the model that share a batch.
     data_parallel_size: int = Field(default=1, ge=1)
     #: Tensor parallelism.
     model_parallel_size: int = Field(default=1, ge=1)
+    #: Parts the layers are divided into.
     pipeline_stages: int = Field(default=1, ge=1)
 
     def __init__(self, **sizes: Any):
@@ -139,6 +152,7 @@ class EvaluationConfig(Section):
 class LogConfig(Section):
     #: Steps between lines of the JSONL log and of the console.
     every: int = Field(default=1, ge=1)
+    #: `rich`: a live progress line; `plain`: a line each; `auto`: rich in a terminal, else plain.
     console: Literal["auto", "rich", "plain", "none"] = "auto"
     #: Trackers besides the JSONL log and the console, by name.
     trackers: list[str] = []

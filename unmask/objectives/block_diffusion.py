@@ -76,6 +76,7 @@ class BlockDiffusion(Objective):
         "a2d": {"noise_levels": "document", "weight": "inverse", "weight_offset": 1e-6, "exclude_mask": False},
     }
 
+    #: Whose recipe: sets the defaults of the other options.
     variant: str = "bd3lm"
     #: Tokens in a block, or `full`: one noisy block per document and no clean rows.
     block_size: BlockSize = 32
@@ -87,6 +88,7 @@ class BlockDiffusion(Objective):
     clip: Annotated[Literal["auto"] | tuple[float, float], BeforeValidator(_window)] = FULL
     #: The window that `clip: auto` has come to; a run fills it in.
     window: Window | None = None
+    #: How the probability of a mask follows from the noise level.
     schedule: Schedule = "linear"
     #: `inverse`: -alpha'/(1-alpha), 1/t when linear; `bd3lm`: the same, but 1 when emin > 0.5; `flat`: 1.
     weight: Literal["inverse", "bd3lm", "flat"] = "bd3lm"

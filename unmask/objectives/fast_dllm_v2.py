@@ -29,6 +29,7 @@ from unmask.rows import Document, Rows, assemble
 class FastDLLMv2(Objective):
     """Complementary views of every block; `draws` counts independent pairs of views, each in the denominator."""
 
+    #: Tokens in a block.
     block_size: int = Field(default=32, ge=1)
     #: The lowest mask probability.
     eps: float = Field(default=1e-3, ge=0, lt=1)

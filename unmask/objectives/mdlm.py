@@ -56,11 +56,13 @@ class MDLM(Objective):
         "diffullama": {"noise_levels": "uniform", "denominator": "masked", "shift": True, "exclude_mask": False},
     }
 
+    #: Whose recipe: sets the defaults of the other options.
     variant: str = "mdlm"
     #: `uniform`: t drawn for every document by itself (LLaDA, Dream); `antithetic`: spread over the step's (MDLM).
     noise_levels: Literal["uniform", "antithetic"] = "antithetic"
     #: The lowest noise level.
     eps: float = Field(default=1e-3, ge=0, lt=1)
+    #: How the probability of a mask follows from the noise level.
     schedule: Schedule = "linear"
     #: `inverse`: the likelihood's, 1/t when linear (MDLM, LLaDA); `flat`: 1; `cart`: by visible context (Dream).
     weight: Literal["inverse", "flat", "cart"] = "inverse"
