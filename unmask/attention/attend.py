@@ -39,7 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tup
 
     q [1, heads, Q, head_dim], k and v [1, kv_heads, K, head_dim] (heads a multiple of kv_heads), handle: 0-d int64 from
     Plan.handle. Returns out [1, heads, Q, head_dim], laid out as [1, Q, heads, head_dim], and lse fp32 (fp64 for fp64)
-    [1, heads, Q], which carries no gradient.
+    [1, heads, Q], rows first in memory too, which carries no gradient.
     """
     pattern = lookup(handle)
     if q.shape[2] != pattern.queries or k.shape[2] != len(pattern.rows):
@@ -67,13 +67,19 @@ def empty_rows_first(like: Tensor, rows: int | None = None, dtype: torch.dtype |
     return like.new_empty((1, n if rows is None else rows, heads, width), dtype=dtype).transpose(1, 2)
 
 
+def rows_first(x: Tensor) -> Tensor:
+    """x [1, heads, rows, ...] unchanged in value, with rows first in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @attend.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    return empty_rows_first(q), q.new_empty((1, q.shape[1], q.shape[2]), dtype=lse_dtype(q.dtype))
+    lse = q.new_empty((1, q.shape[2], q.shape[1]), dtype=lse_dtype(q.dtype))
+    return empty_rows_first(q), lse.transpose(1, 2)
 
 
 @attend_backward.register_fake

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from unmask.attention.attend import empty_rows_first
+from unmask.attention.attend import empty_rows_first, rows_first
 from unmask.attention.plan import Pattern
 
 BLOCK = 128
@@ -33,7 +33,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> 
         return_aux=AuxRequest(lse=True),
     )
     empty = aux.lse == float("-inf")
-    return empty_rows_first(q).copy_(out.masked_fill(empty[..., None], 0.0)), aux.lse
+    return empty_rows_first(q).copy_(out.masked_fill(empty[..., None], 0.0)), rows_first(aux.lse)
 
 
 def backward(grad: Tensor, saved: tuple[Tensor, ...], pattern: Pattern, scale: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,7 +44,10 @@ class Span:
         if self.count == 1:
             return x.narrow(2, self.first, self.size)
         if self.index is not None:
-            return x[0].index_select(1, self.index).unflatten(1, (self.count, self.size)).transpose(0, 1)
+            # Rows first, as they lie in memory: index_select would copy all of a transposed tensor.
+            return (
+                x[0].transpose(0, 1).index_select(0, self.index).unflatten(0, (self.count, self.size)).transpose(1, 2)
+            )
         _, head, row, *rest = x.stride()
         shape = (self.count, x.shape[1], self.size, *x.shape[3:])
         return x.as_strided(shape, (self.step * row, head, row, *rest), x.storage_offset() + self.first * row)
@@ -54,14 +57,14 @@ class Span:
         if self.index is None or self.count == 1:
             self.of(x).copy_(value)
         else:
-            x[0].index_copy_(1, self.index, value.transpose(0, 1).flatten(1, 2))
+            x[0].transpose(0, 1).index_copy_(0, self.index, value.transpose(1, 2).flatten(0, 1).to(x.dtype))
 
     def add(self, x: Tensor, value: Tensor) -> None:
         """x[slices] += value; overlapping slices add up."""
         if self.index is None or self.count == 1:
             self.of(x).add_(value)
         else:
-            x[0].index_add_(1, self.index, value.transpose(0, 1).flatten(1, 2).to(x.dtype))
+            x[0].transpose(0, 1).index_add_(0, self.index, value.transpose(1, 2).flatten(0, 1).to(x.dtype))
 
 
 class TileBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unmask.attention.attend import rows_first
 from unmask.attention.plan import Pattern
 
 
@@ -14,7 +15,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> 
     lse = torch.logsumexp(score, -1)
     probability = torch.exp(score - _finite(lse)[..., None])
     out = torch.einsum("hgqk,hkd->qhgd", probability.to(v.dtype), v[0])
-    return _rows_first(out.reshape(1, q.shape[2], q.shape[1], q.shape[3])), lse.reshape(1, q.shape[1], q.shape[2])
+    out = out.reshape(1, q.shape[2], q.shape[1], q.shape[3])
+    return out.contiguous().transpose(1, 2), rows_first(lse.reshape(1, q.shape[1], q.shape[2]))
 
 
 def backward(grad: Tensor, saved: tuple[Tensor, ...], pattern: Pattern, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,7 +31,8 @@ def backward(grad: Tensor, saved: tuple[Tensor, ...], pattern: Pattern, scale: f
     dq = torch.einsum("hgqk,hkd->qhgd", dscore, k[0]).reshape(1, q.shape[2], q.shape[1], q.shape[3])
     dk = torch.einsum("hgqk,hgqd->khd", dscore, query)[None]
     dv = torch.einsum("hgqk,hgqd->khd", probability, grad_out)[None]
-    return _rows_first(dq), _rows_first(dk), _rows_first(dv)
+    dq, dk, dv = (x.contiguous().transpose(1, 2) for x in (dq, dk, dv))
+    return dq, dk, dv
 
 
 def _score(q: Tensor, k: Tensor, pattern: Pattern, scale: float) -> Tensor:
@@ -41,8 +44,3 @@ def _score(q: Tensor, k: Tensor, pattern: Pattern, scale: float) -> Tensor:
 
 def _finite(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == float("-inf"), 0.0)
-
-
-def _rows_first(x: Tensor) -> Tensor:
-    """[1, rows, heads, head_dim] -> [1, heads, rows, head_dim] with rows first in memory."""
-    return x.contiguous().transpose(1, 2)

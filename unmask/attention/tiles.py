@@ -20,7 +20,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> 
     """out and lse; see attend. Partial results of half-precision inputs are merged in fp32."""
     wide = lse_dtype(q.dtype)
     out = empty_rows_first(q, dtype=wide).zero_()
-    lse = q.new_full((1, q.shape[1], q.shape[2]), float("-inf"), dtype=wide)
+    lse = q.new_full((1, q.shape[2], q.shape[1]), float("-inf"), dtype=wide).transpose(1, 2)
     for batch in pattern.batches:
         part, part_lse = flash.forward(batch.q.of(q), batch.k.of(k), batch.k.of(v), batch.bias(q.dtype), scale)
         if batch.empty is not None:
