@@ -131,7 +131,7 @@ def test_two_views_share_one_clean_stream() -> None:
 
 
 def test_window_of_four_and_a_canvas_at_eight() -> None:
-    """DiffusionGemma: a canvas sees clean [5, 8) and itself, the clean row 8 sees [5, 9); without window [0, 8), [0, 9)."""
+    """A canvas sees clean [5, 8) and itself, the clean row 8 sees [5, 9); in full: [0, 8) and [0, 9)."""
     clean = [Row(i, 0, i + 1, False) for i in range(12)]
     rows = built([Described(clean, [[Row(100 + k, 0, 8, True, 4) for k in range(4)]])])
     canvas = {100, 101, 102, 103}

@@ -1,4 +1,4 @@
-"""Tiles: every attended pair lies in exactly one rectangle, batches are what a kernel may take, and few cells are lost."""
+"""Tiles: every attended pair lies in one rectangle, batches are what a kernel may take, and few cells are lost."""
 
 from __future__ import annotations
 
