@@ -24,7 +24,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) 
     out, lse, _, _ = aten._scaled_dot_product_efficient_attention(
         q, k, v, _aligned(bias, q, k), True, 0.0, False, scale=scale
     )
-    return out, lse[..., : q.shape[2]]  # the kernel pads its lse to a multiple of 32 rows
+    return out, lse.narrow(2, 0, q.shape[2])  # the kernel pads its lse to a multiple of 32 rows
 
 
 def backward(
@@ -67,6 +67,5 @@ def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     if bias is None:
         return None
     rows, keys = bias.shape
-    storage = bias.new_zeros((rows, keys + -keys % 16))
-    storage[:, :keys] = bias
-    return storage[:, :keys].expand(q.shape[0], q.shape[1], rows, keys)
+    storage = torch.nn.functional.pad(bias, (0, -keys % 16))
+    return storage.narrow(1, 0, keys).expand(q.shape[0], q.shape[1], rows, keys)
