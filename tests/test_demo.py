@@ -11,15 +11,17 @@ import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from rich.console import Console
 
+from unmask import load
 from unmask.cli import main
 from unmask.data import load_tokenizer, train_tokenizer
-from unmask.demo import Settings, Watch, examples_from, run
+from unmask.demo import Example, Settings, Watch, examples_from, run
 from unmask.errors import UserError
 
 SMALL = ["--steps", "3", "--layers", "1", "--files", "6"]
@@ -159,6 +161,18 @@ def test_holes_are_whole_statements(tmp_path):
     assert ast.dump(ast.parse(whole)) == ast.dump(ast.parse(source.read_text()))
 
 
+def test_the_live_view_unmasks_a_held_out_function(folder):
+    opened = load(folder / "out")
+    example = Example("lines.py: area", *(opened.tokenizer.encode(text) for text in ("def f(", "x, y", "):")))
+    trainer = SimpleNamespace(steps=9, step=4, run=opened)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with Watch(Settings(), console, [example], fixed=True) as watch:
+        watch(trainer, {"step": 4, "loss": 5.0, "nll": 4.0, "tokens_per_second": 1234.5})
+        said = console.file.getvalue()
+    for part in ("step 4, held out: lines.py: area", "def f(", "▒", "masked-token loss 4.00", "1,234 tokens/s"):
+        assert part in said
+
+
 def test_the_length_is_fixed_from_the_pace(monkeypatch):
     """0.5 s a step after three slow ones: five minutes hold 600 steps, less what the live view costs."""
 
@@ -177,4 +191,13 @@ def test_the_length_is_fixed_from_the_pace(monkeypatch):
         for step in range(1, 20):
             Clock.now += 2.0 if step <= 3 else 0.5
             watch(trainer, {"step": step, "loss": 5.0})
-    assert trainer.steps == 12 + int(0.92 * (300 - 3 * 2.0 - 9 * 0.5) / 0.5)
+        fixed = 12 + int(0.92 * (300 - 3 * 2.0 - 9 * 0.5) / 0.5)
+        assert trainer.steps == fixed
+        for step in range(20, 60):
+            Clock.now += 0.55
+            watch(trainer, {"step": step, "loss": 5.0})
+        assert trainer.steps == fixed
+        for step in range(60, 100):
+            Clock.now += 2.0
+            watch(trainer, {"step": step, "loss": 5.0})
+        assert trainer.steps < fixed

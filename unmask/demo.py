@@ -35,6 +35,8 @@ from unmask.sampling.display import picture
 VOCABULARY = 4096
 #: Steps whose pace is not measured (first calls are slow), and the step after which the length of the run is fixed.
 WARM, MEASURED = 3, 12
+#: Stands for a length that is not known yet.
+OPEN = 100_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def run(settings: Settings) -> int | None:
     examples = examples_from(files[1], tokenizer)
     before, held_out = _untrained(config, tokenizer, console)
 
-    watch = Watch(settings, console, examples, fixed=bool(saved_steps(settings.out)) or settings.steps is not None)
+    watch = Watch(settings, console, examples, fixed=config.training.steps != OPEN)
     console.rule("training")
     with watch:
         summary = Trainer(config=config, callbacks=[watch]).train()
@@ -142,7 +144,7 @@ def _config(settings: Settings) -> Config:
             "optimizer": {"learning_rate": 2e-3},
             "schedule": {"warmup": 30},
             "training": {
-                "steps": settings.steps or 100_000,
+                "steps": settings.steps or OPEN,
                 "batch_size": 2,
                 "precision": quicker_precision(),
                 "seed": settings.seed,
@@ -287,7 +289,7 @@ class Watch:
     settings: Settings
     console: Console
     examples: Sequence[Example]
-    #: The length of the run is known: it is one that goes on, or a trial.
+    #: The length of the run is known: from the pace, or because it goes on, or is a trial.
     fixed: bool
     smooth: float | None = None
     shown: int = 0
@@ -302,6 +304,7 @@ class Watch:
             self._live.start()
         self._began = self._next = time.monotonic()
         self._paced: tuple[int, float] | None = None
+        self._timed = not self.fixed
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -309,8 +312,7 @@ class Watch:
 
     def __call__(self, trainer: Trainer, record: dict[str, Any]) -> None:
         now, step = time.monotonic(), record["step"]
-        if not self.fixed:
-            self._pace(trainer, step, now)
+        self._pace(trainer, step, now)
         loss = record.get("nll", record["loss"])
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
         status = f"masked-token loss {self.smooth:.2f}  {record.get('tokens_per_second', 0):,.0f} tokens/s"
@@ -327,14 +329,23 @@ class Watch:
                 self.console.print(f"step {step}/{trainer.steps}  {status}  ETA {left:.0f} s")
 
     def _pace(self, trainer: Trainer, step: int, now: float) -> None:
-        """Give the run as many steps as fit into the time asked for; what the live view costs is set aside."""
-        if self._paced is None and step >= WARM:
-            self._paced = step, now
-        budget = 60 * self.settings.minutes
-        enough = now - self._began > 0.25 * budget or step >= MEASURED
-        if self._paced is not None and step > self._paced[0] and enough:
-            each = (now - self._paced[1]) / (step - self._paced[0])
-            trainer.set_steps(step + max(1, int(0.92 * (budget - (now - self._began)) / each)))
+        """Give the run as many steps as fit into the time asked for; what the live view costs is set aside.
+
+        The length is then kept, for the schedule's sake, unless the machine becomes so slow that it would take a
+        quarter longer.
+        """
+        if not self._timed:
+            return
+        if self._paced is None:
+            self._paced = (step, now) if step >= WARM else None
+            return
+        elapsed, budget = now - self._began, 60 * self.settings.minutes
+        each = (now - self._paced[1]) / (step - self._paced[0])
+        if self.fixed:
+            if elapsed + each * (trainer.steps - step) > 1.25 * budget:
+                trainer.set_steps(step + max(1, int((budget - elapsed) / each)))
+        elif elapsed > 0.25 * budget or step >= MEASURED:
+            trainer.set_steps(step + max(1, int(0.92 * (budget - elapsed) / each)))
             self.fixed = True
 
     def _unmask(self, trainer: Trainer) -> None:

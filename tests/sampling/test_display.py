@@ -1,0 +1,46 @@
+"""What a canvas looks like."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+from rich.console import Console
+
+from unmask.sampling import infill, prompt
+from unmask.sampling.display import MASK, live, picture
+
+
+class Letters:
+    def decode(self, token):
+        return "".join(chr(ord("a") + t) for t in token)
+
+
+def test_a_generation():
+    canvas = prompt([0, 1], 4, 25, eos=9, block_size=8)
+    assert picture(canvas, Letters()).plain == "ab" + 4 * MASK
+    canvas.fill(torch.tensor([3, 2]), torch.tensor([3, 2]))
+    assert picture(canvas, Letters()).plain == "abcd" + 2 * MASK
+    canvas.fill(torch.tensor([4]), torch.tensor([9]))
+    assert picture(canvas, Letters()).plain == "abcd"
+    assert canvas.finished and canvas.answer() == [2, 3]
+
+
+def test_a_hole():
+    canvas = infill([0], 3, [5, 6], 25)
+    canvas.fill(torch.tensor([2]), torch.tensor([2]))
+    text = picture(canvas, Letters())
+    assert text.plain == f"a{MASK}c{MASK}fg"
+    assert [str(span.style) for span in text.spans] == ["dim", "yellow", "bold green", "yellow", "dim"]
+    assert canvas.answer() == []
+
+
+def test_live_draws_every_step():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    canvas = infill([0], 3, [5], 25)
+    with live(Letters(), console) as report:
+        report(canvas)
+        canvas.fill(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]))
+        report(canvas)
+    assert isinstance(console.file, io.StringIO)
+    assert "bcd" in console.file.getvalue()
