@@ -229,6 +229,7 @@ def test_a_length_can_change_while_it_runs(tmp_path):
         (["training.device=cuda:99"], {}, "training.device=cuda:99"),
         (["training.device=toaster"], {}, "training.device=toaster: no such device"),
         (["parallel.data_parallel_size=2"], {}, "parallel.data_parallel_size=2"),
+        (["training.precision=fp16", "model.dtype=float16"], {}, "set model.dtype=float32"),
         (["log.trackers=[nowhere]"], {}, "unknown tracker 'nowhere'"),
         (["optimizer.name=adamm"], {}, "unknown optimizer 'adamm'.*did you mean 'adamw'"),
         ([], {"data": "nowhere/at/all"}, "data.train=nowhere/at/all: no such dataset"),

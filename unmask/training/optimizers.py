@@ -26,7 +26,8 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     met push back. Tied weights count once, as embeddings.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim >= 2 and id(parameter) not in embeddings

@@ -62,7 +62,8 @@ class Run:
         """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
         shapes = {name: list(parameter.shape) for name, parameter in self.model.named_parameters()}
         return {
-            "objective": {"name": self.config.objective.name, **self.config.objective.options()},
+            "objective.name": self.config.objective.name,
+            **{f"objective.{name}": value for name, value in self.config.objective.options().items()},
             "training.seed": self.config.training.seed,
             "training.batch_size": self.config.training.batch_size,
             "data.pack_tokens": self.config.data.pack_tokens,
@@ -76,6 +77,8 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
     config.parallel.refuse_unsupported()
     objective = build_objective(config.objective.name, config.objective.options())
+    if config.training.precision == "fp16" and config.model.dtype == "float16":
+        raise UserError("training.precision=fp16 needs parameters in full precision: set model.dtype=float32")
     path = Path(config.checkpoint.path)
     check_writable(path)
     device = _device(config.training.device)
@@ -145,7 +148,13 @@ def _tokenizer(config: Config, source: Any) -> Any:
     if isinstance(source, str | Path) and is_dataset(Path(source)):
         own = open_dataset(source).tokenizer_path
         return None if own is None else load_tokenizer(own)
-    return load_tokenizer(config.model.name) if config.model.name else None
+    if config.model.name is None:
+        return None
+    model = Path(config.model.name)
+    if not model.exists():
+        raise UserError(f"model.name={model}: no such folder or file (models are loaded from disk, not from a hub)")
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    return load_tokenizer(model) if model.is_file() or any((model / file).exists() for file in files) else None
 
 
 def _dataset(source: Any, tokenizer: Any, key: str) -> Dataset:

@@ -20,12 +20,14 @@ from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
+from unmask.objectives.base import needs_mask
 from unmask.rows import Document, Rows, flops
 from unmask.tracking import Record, Start, Tracker, trackers
 from unmask.training import activations, optimizers, schedules, setup
 from unmask.training.checkpoint import Checkpoints
 from unmask.training.evaluate import evaluate
 from unmask.training.guards import FiniteGuard
+from unmask.training.mask_noise import MaskNoise
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter
 
@@ -180,9 +182,9 @@ class Trainer:
         self._bound: Bound | None = None
         self._mask_noise = None
         if self.config.model.mask_noise_steps:
-            embedding = run.model.get_input_embeddings()
-            steps, mask = self.config.model.mask_noise_steps, run.objective.mask_token_id
-            self._mask_noise = activations.MaskNoise(embedding, mask, steps, training.seed)
+            embedding, mask = run.model.get_input_embeddings(), needs_mask(run.objective)
+            steps = self.config.model.mask_noise_steps
+            self._mask_noise = MaskNoise(embedding, mask, steps, training.seed)
         activations.apply(run.model, training.checkpointing)
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
@@ -270,8 +272,7 @@ class Trainer:
         """Gradients of sum / count into the parameters; returns the loss and the mean of the unweighted nll."""
         row_model = self.run.row_model
         count = sum(rows.count for rows in micro) or 1.0
-        total = torch.zeros((), dtype=torch.float64)
-        sums: dict[str, float] = {}
+        sums: dict[str, Any] = {}
         for rows in micro:
             if len(rows.labelled) == 0:
                 continue
@@ -279,12 +280,12 @@ class Trainer:
             with self.run.arithmetic():
                 terms = row_model(batch, objective)
             self.scaler.scale(terms.sum / count).backward()
-            total += terms.sum.detach().double().cpu()
-            for name, value in terms.metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        labelled = sums.pop("labelled", 0.0)
-        metrics = {"nll": sums.pop("nll_sum") / labelled} if labelled else {}
-        return float(total) / count, metrics
+            for name, value in {"loss": terms.sum, **terms.metrics}.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+        # Read only now: on a GPU every reading waits for the work before it.
+        means = {name: float(value) for name, value in sums.items()}
+        metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
+        return means.get("loss", 0.0) / count, metrics
 
     def _clip(self) -> float:
         """The norm of the whole gradient, which is scaled down to `training.clip` where that is smaller."""
@@ -388,17 +389,12 @@ def _replaced(config: Config, section: str, **values: Any) -> Config:
 
 def _match(saved: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
     """Refuse to continue a run under settings that would make it another run."""
-    for key, value in ours.items():
-        before = saved.get(key)
-        if before == value:
+    for key in [*ours, *saved]:
+        before, now = saved.get(key), ours.get(key)
+        if before == now:
             continue
-        if isinstance(value, str | int | float) and key != "data.train":
-            difference = f"{key}={value}, but it was {before}"
-        elif key == "objective":
-            name = next(name for name in ["name", *before, *value] if before.get(name) != value.get(name))
-            difference = f"objective.{name}={value.get(name)}, but it was {before.get(name)}"
-        else:
-            difference = f"{key} is not what it was"
+        plain = not isinstance(before, dict) and not isinstance(now, dict) and key != "data.train"
+        difference = f"{key}={now}, but it was {before}" if plain else f"{key} is not what it was"
         raise UserError(
             f"{folder} cannot be continued exactly: {difference}; "
             f"restore that, or start a new run in another checkpoint.path"

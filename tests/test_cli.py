@@ -1,0 +1,231 @@
+"""The command line as a user meets it: exit codes, one-sentence errors, and runs that a signal ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.training.tiny import MODEL, documents, losses
+from unmask import cli
+from unmask.errors import UserError
+from unmask.models.checkpoints import saved_steps
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """A config file and its data; runs go to `run` beside it."""
+    with (tmp_path / "data.jsonl").open("w") as file:
+        file.writelines(json.dumps(record) + "\n" for record in documents())
+    tree = {
+        "model": {"config": MODEL, "mask_token_id": 63},
+        "data": {"train": str(tmp_path / "data.jsonl"), "pack_tokens": 128},
+        "objective": {"name": "block_diffusion", "block_size": 8},
+        "training": {"steps": 3},
+        "checkpoint": {"path": str(tmp_path / "run")},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def unmask(*arguments):
+    """Run in this process, as `main` would: (exit code, stdout, stderr)."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, UserError):
+        return 2, result.stdout, f"unmask: {result.exception}\n"
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def start(*arguments, **options):
+    command = [sys.executable, "-m", "unmask.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_a_run_from_a_file(settings):
+    code, out, err = unmask("train", settings)
+    run = settings.parent / "run"
+    assert code == 0 and out.startswith("trained 3 steps, loss ") and str(run / "step-00000003") in out
+    assert "step 3/3  loss" in err
+    code, out, _ = unmask("train", settings, "training.steps=5", "--json")
+    facts = json.loads(out)
+    assert code == 0 and (facts["step"], facts["interrupted"]) == (5, None)
+    assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5]
+    assert facts["loss"] == losses(run)[-1][1]
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"]["steps"] == 5
+
+
+def test_dry_run_plans_and_writes_nothing(settings):
+    before = sorted(settings.parent.rglob("*"))
+    code, out, _ = unmask("train", settings, "--dry-run", "--json", "training.steps=null", "training.batch_size=3")
+    facts = json.loads(out)
+    assert code == 0 and sorted(settings.parent.rglob("*")) == before
+    tokens = sum(len(record["input_ids"]) for record in documents())
+    assert facts["documents"] == 40 and facts["tokens"] == tokens
+    assert facts["fill"] == pytest.approx(tokens / (facts["packs"] * 128), abs=1e-4)
+    assert facts["steps"] == -(-facts["packs"] // 3)
+    # Embedding (tied); per layer q and o, k and v, the MLP, two norms of the layer, two of the heads; the last norm.
+    parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
+    assert facts["parameters"] == parameters
+    assert facts["parameter_bytes"] == 4 * parameters and facts["optimizer_bytes"] == 8 * parameters
+    assert facts["rows_first_step"] > facts["tokens_per_step"] > facts["labelled_first_step"] > 0
+    assert facts["flops_first_step"] > 6 * (parameters - 64 * 32) * facts["tokens_per_step"]
+    code, out, _ = unmask("train", settings, "--dry-run")
+    assert code == 0 and f"parameters              {parameters:,}" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["training.stepz=3"], "unknown key 'training.stepz' (did you mean 'steps'?)"),
+        (["training.steps=-1"], "training.steps=-1: "),
+        (["training.steps"], "override 'training.steps': write key.path=value"),
+        (["objective.name=blok_diffusion"], "unknown objective 'blok_diffusion' (did you mean 'block_diffusion'?)"),
+        (["objective.block_size=0"], "block_size"),
+        (["objective.blok_size=4"], "unknown key 'blok_size' (did you mean 'block_size'?)"),
+        (["data.train=null"], "nothing to train on"),
+        (["data.train=missing"], "data.train=missing: no such dataset"),
+        (["data.tokenizer=missing"], "missing: no such tokeniser"),
+        (["parallel.pipeline_stages=2"], "parallel.pipeline_stages=2"),
+        (["training.batch_size=3", "training.micro_batch=2"], "must be a multiple of"),
+        (["model.name=missing", "model.config=null"], "model.name=missing: no such folder"),
+        (["model.config=null"], "give model.name"),
+        (["model.config.hiden_size=4"], "'hiden_size'"),
+        (["checkpoint.step=7"], "no checkpoint of step 7"),
+    ],
+)
+def test_mistakes_are_one_sentence(settings, arguments, sentence):
+    code, out, err = unmask("train", settings, *arguments)
+    assert code == 2 and out == ""
+    assert err.count("\n") == 1 and sentence in err
+    assert not (settings.parent / "run").exists()
+
+
+def test_a_missing_file_is_one_line_from_the_command_itself(tmp_path):
+    process = start("train", tmp_path / "missing.yaml")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == ""
+    assert err == f"unmask: {tmp_path / 'missing.yaml'}: no such config file\n"
+
+
+def test_empty_data_are_refused(settings):
+    (settings.parent / "data.jsonl").write_text("")
+    code, _, err = unmask("train", settings)
+    assert code == 2 and err.count("\n") == 1 and "data.jsonl" in err
+
+
+def test_unknown_verbs_and_options():
+    assert unmask("trian")[0] == 2
+    assert unmask("train", "--foo")[0] == 2
+    code, out, _ = unmask("--version")
+    assert code == 0 and out.startswith("unmask ")
+    code, out, _ = unmask("--help")
+    assert code == 0 and "train" in out and "prepare" in out
+
+
+def test_a_tokeniser_larger_than_the_model_is_refused(settings):
+    from unmask.data import train_tokenizer
+
+    train_tokenizer(["some text"], 300, settings.parent / "tokenizer")
+    (settings.parent / "data.jsonl").write_text('{"text": "some text"}\n')
+    code, _, err = unmask(
+        "train", settings, f"data.tokenizer={settings.parent / 'tokenizer'}", "model.mask_token_id=null"
+    )
+    assert code == 2 and err.count("\n") == 1 and "tokens and the model 64 embeddings" in err
+
+
+def test_prepare_then_train(settings):
+    from unmask.data import train_tokenizer
+
+    folder = settings.parent
+    (folder / "text").mkdir()
+    for number in range(3):
+        (folder / "text" / f"{number}.txt").write_text(f"the quick brown fox number {number} " * 20)
+    train_tokenizer(["the quick brown fox number"], 280, folder / "tokenizer")
+    code, out, _ = unmask("prepare", folder / "text", folder / "prepared", "--tokenizer", folder / "tokenizer")
+    assert code == 0 and "3 documents" in out
+    overrides = [f"data.train={folder / 'prepared'}", "model.mask_token_id=null", "model.config.vocab_size=512"]
+    assert unmask("train", settings, *overrides)[0] == 0
+    assert (folder / "run" / "step-00000003" / "hf" / "tokenizer.json").exists()
+    code, _, err = unmask("prepare", folder / "text", folder / "prepared", "--tokenizer", folder / "tokenizer")
+    assert code == 2 and "--force" in err
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_run_goes_on_exactly(settings, number, code):
+    """Interrupted and continued, a run logs the losses of the uninterrupted run, to the last bit."""
+    run, whole = settings.parent / "run", settings.parent / "whole"
+    process = start("train", settings, "training.steps=24")
+    await_line(process, "step 2/")
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    stopped = losses(run)[-1][0]
+    assert saved_steps(run) == [stopped] and 2 <= stopped < 24
+    assert out == (
+        f"stopped at step {stopped} of 24: saved {run / f'step-{stopped:08d}'}; "
+        f"continue with: unmask train {settings} training.steps=24\n"
+    )
+    code, _, err = unmask("train", settings, "training.steps=24")
+    assert code == 0 and "going on from" in err
+    assert unmask("train", settings, "training.steps=24", f"checkpoint.path={whole}")[0] == 0
+    assert losses(run) == losses(whole) and len(losses(whole)) == 24
+
+
+def test_a_second_ctrl_c_stops_at_once(settings):
+    """The first waits for the step in progress, which here never ends."""
+    program = (
+        "import sys, time\n"
+        "from unmask import cli\n"
+        "from unmask.training.trainer import Trainer\n"
+        "def never(self): print('stuck', file=sys.stderr, flush=True); time.sleep(600)\n"
+        "Trainer._train_step = never\n"
+        "sys.argv[1:] = ['train', sys.argv[1]]\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-c", program, str(settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    await_line(process, "stuck")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130 and saved_steps(settings.parent / "run") == []
+
+
+def await_line(process, start):
+    for line in process.stderr:
+        if line.startswith(start):
+            return
+    raise AssertionError(f"the process ended with {process.wait()} before {start!r}")
+
+
+def test_a_terminal_gets_a_live_display(settings):
+    """Through a pseudo-terminal, as a person sees it."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "unmask.cli", "train", str(settings)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait(timeout=60) == 0
+    os.close(ours)
+    text = shown.decode(errors="replace")
+    assert "3/3" in text and "tokens/s" in text and "ETA" in text and "\x1b[" in text
