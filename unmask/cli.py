@@ -55,7 +55,7 @@ def _root(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG.yaml")],
+    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to it, such as training.steps=100.", metavar="key.path=value")
     ] = None,
