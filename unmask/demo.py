@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -27,11 +27,12 @@ from unmask.errors import UserError
 from unmask.evaluation import Bound, bound, text_bytes
 from unmask.models import RowModel, load
 from unmask.models.checkpoints import saved_steps
-from unmask.objectives import build
+from unmask.objectives import Objective, build
 from unmask.rows import Document
 from unmask.sampling import Canvas, sample
 from unmask.sampling.display import picture
 
+Precision = Literal["fp32", "bf16"]
 VOCABULARY = 4096
 #: Steps whose pace is not measured (first calls are slow), and the step after which the length of the run is fixed.
 WARM, MEASURED = 3, 12
@@ -41,7 +42,7 @@ OPEN = 100_000
 
 @dataclass(frozen=True)
 class Settings:
-    """minutes: of training; the rest of the demo takes about one. steps, layers, files: for small trials (0: all)."""
+    """minutes: of training; the rest of the demo takes about one. steps, layers, files (0: all): for small trials."""
 
     minutes: float = 5.0
     out: Path = Path("unmask-demo")
@@ -138,15 +139,14 @@ def _config(settings: Settings) -> Config:
                 "train": str(settings.train),
                 "validation": str(settings.held_out),
                 "tokenizer": str(settings.tokenizer),
-                "pack_tokens": 1024,
+                "pack_tokens": 256 if settings.files else 1024,
             },
             "objective": {"name": "block_diffusion", "block_size": 32},
             "optimizer": {"learning_rate": 2e-3},
-            "schedule": {"warmup": 30},
+            "schedule": {"warmup": 20},
             "training": {
                 "steps": settings.steps or OPEN,
                 "batch_size": 2,
-                "precision": quicker_precision(),
                 "seed": settings.seed,
             },
             "checkpoint": {"path": str(settings.out)},
@@ -157,34 +157,40 @@ def _config(settings: Settings) -> Config:
     )
 
 
-def quicker_precision() -> str:
-    """bf16 where this machine multiplies it clearly faster than fp32, else fp32."""
-    if torch.cuda.is_available():
+def quicker_precision(row_model: RowModel, objective: Objective, pack: list[Document]) -> Precision:
+    """bf16 or fp32, whichever takes a pack forward and backward in less time on this machine."""
+    if row_model.device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-
-    def seconds(dtype: torch.dtype) -> float:
-        a, b = torch.ones(2048, 256, dtype=dtype), torch.ones(256, 768, dtype=dtype)
-        taken = []
-        for _ in range(20):
+    batch = row_model.collate(objective.rows(pack, 0).pruned())
+    taken: dict[Precision, list[float]] = {"fp32": [], "bf16": []}
+    for _ in range(3):
+        for precision, times in taken.items():
             start = time.perf_counter()
-            torch.mm(a, b)
-            taken.append(time.perf_counter() - start)
-        return min(taken)
-
-    return "bf16" if seconds(torch.bfloat16) < 0.6 * seconds(torch.float32) else "fp32"
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                terms = row_model(batch, objective)
+            terms.sum.backward()
+            times.append(time.perf_counter() - start)
+    row_model.zero_grad()
+    return min(taken, key=lambda precision: min(taken[precision]))
 
 
 def _untrained(config: Config, tokenizer: Any, console: Console) -> tuple[Bound, list[Document]]:
-    """The bound of the model as the trainer will start it, and the held-out documents it is taken on."""
+    """The bound of the model as the trainer will start it, and the held-out documents it is taken on.
+
+    A new run also gets the precision that is quicker here.
+    """
     seed, evaluation = config.training.seed, config.evaluation
     loaded = load(config.model, tokenizer, seed=seed, vocab_size=len(tokenizer))
     packs = Packs(open_dataset(str(config.data.validation)), config.data.pack_tokens)
     chosen = Sampler(packs, min(evaluation.packs, len(packs)), seed).batch(0)
     objective = build(config.objective.name, config.objective.options())
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
+    row_model = RowModel(loaded.model)
+    if config.training.steps == OPEN:
+        config.training.precision = quicker_precision(row_model, objective, chosen[0])
     size = sum(parameter.numel() for parameter in loaded.model.parameters()) / 1e6
     console.print(f"model: {size:.1f} million parameters, {config.training.precision}; objective: block diffusion")
-    found = bound(RowModel(loaded.model), objective, chosen, seed=seed, draws=evaluation.draws)
+    found = bound(row_model, objective, chosen, seed=seed, draws=evaluation.draws)
     console.print(f"untrained, on held-out files: {found.nats_per_token:.3f} nats per token")
     return found, [document for pack in chosen for document in pack]
 

@@ -7,7 +7,7 @@ import io
 import torch
 from rich.console import Console
 
-from unmask.sampling import infill, prompt
+from unmask.sampling import continuation, infill
 from unmask.sampling.display import MASK, live, picture
 
 
@@ -17,7 +17,7 @@ class Letters:
 
 
 def test_a_generation():
-    canvas = prompt([0, 1], 4, 25, eos=9, block_size=8)
+    canvas = continuation([0, 1], 4, 25, eos=9, block_size=8)
     assert picture(canvas, Letters()).plain == "ab" + 4 * MASK
     canvas.fill(torch.tensor([3, 2]), torch.tensor([3, 2]))
     assert picture(canvas, Letters()).plain == "abcd" + 2 * MASK

@@ -9,13 +9,13 @@ from tests.sampling.reference import EOS, MASK, logits, tiny
 from tests.sampling.test_drivers import brute_block, choose, without_mask
 from unmask.errors import UserError
 from unmask.objectives import Decoding
-from unmask.sampling import infill, prompt, sample
+from unmask.sampling import continuation, infill, sample
 
 BLOCK = Decoding("block", 8, False)
 
 
 def test_a_prompt_is_rounded_up_to_whole_blocks():
-    canvas = prompt([1, 2, 3], 10, MASK, eos=None, block_size=8)
+    canvas = continuation([1, 2, 3], 10, MASK, eos=None, block_size=8)
     assert (len(canvas), canvas.start, canvas.stop) == (16, 3, 13)
     assert canvas.token.tolist() == [1, 2, 3] + [MASK] * 13
     assert canvas.open.tolist() == [False] * 3 + [True] * 13

@@ -53,7 +53,10 @@ def evaluate(
         raise UserError(f"{data}: no such dataset, file or folder")
     available = Packs(dataset_from(data, opened.tokenizer), pack_tokens)
     chosen = Sampler(available, min(packs or len(available), len(available)), seed).batch(0)
-    found = bound(RowModel(opened.model), opened.objective, chosen, seed=seed, draws=draws, report=report)
+    try:
+        found = bound(RowModel(opened.model), opened.objective, chosen, seed=seed, draws=draws, report=report)
+    except NotImplementedError as error:
+        raise UserError(f"{checkpoint}: {error}") from None
     scored = 0
     if opened.tokenizer is not None:
         scored = text_bytes((document for pack in chosen for document in pack), opened.tokenizer)

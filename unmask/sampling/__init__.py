@@ -1,8 +1,8 @@
 """Samplers: fill the masks of a canvas with a trained model; `samplers` finds one by name."""
 
 from unmask.sampling.api import Sample, sample, samplers
-from unmask.sampling.canvas import Canvas, infill, prompt
+from unmask.sampling.canvas import Canvas, continuation, infill
 from unmask.sampling.network import Network
 from unmask.sampling.options import Options
 
-__all__ = ["Canvas", "Network", "Options", "Sample", "infill", "prompt", "sample", "samplers"]
+__all__ = ["Canvas", "Network", "Options", "Sample", "continuation", "infill", "sample", "samplers"]

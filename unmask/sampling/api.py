@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from unmask.errors import UserError
 from unmask.objectives import Decoding, build
 from unmask.registry import Registry
-from unmask.sampling.canvas import Canvas, infill, prompt
+from unmask.sampling.canvas import Canvas, continuation, infill
 from unmask.sampling.network import Network
 from unmask.sampling.options import Options
 
@@ -46,16 +46,16 @@ class Sample:
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    before: str | Sequence[int],
+    prompt: str | Sequence[int],
     *,
     suffix: str | Sequence[int] | None = None,
     decoding: Decoding | None = None,
     report: Callable[[Canvas], None] | None = None,
     **options: Any,
 ) -> Sample:
-    """Continue `before` by `length` tokens or up to EOS; with a `suffix`, fill a hole of `length` tokens before it.
+    """Continue `prompt` by `length` tokens or up to EOS; with a `suffix`, fill a hole of `length` tokens before it.
 
-    before, suffix: text, or token ids. decoding: how the model was trained (`objective.decoding`); a folder exported
+    prompt, suffix: text, or token ids. decoding: how the model was trained (`objective.decoding`); a folder exported
     by unmask carries it. options: the fields of `Options`. report: called with the canvas after every step, for a
     live view. Ctrl-C ends the sampling; what was committed so far is returned, `interrupted` set.
 
@@ -76,9 +76,9 @@ def sample(
     # A causal model needs no mask token; any id stands in for it, since open positions are never fed to it.
     filler = mask if mask is not None else 0
     if suffix is None:
-        canvas = prompt(_ids(tokenizer, before), chosen.length, filler, eos=eos, block_size=grid)
+        canvas = continuation(_ids(tokenizer, prompt), chosen.length, filler, eos=eos, block_size=grid)
     else:
-        ends = _ids(tokenizer, before), _ids(tokenizer, suffix)
+        ends = _ids(tokenizer, prompt), _ids(tokenizer, suffix)
         canvas = infill(ends[0], chosen.length, ends[1], filler, block_size=grid)
     banned = _banned(model, tokenizer, mask, eos if suffix is not None else None)
     network = Network(model, decoding, banned)

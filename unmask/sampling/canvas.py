@@ -60,7 +60,7 @@ class Canvas:
         return self.token[self.start : self.start + int(gaps[0]) if len(gaps) else end].tolist()
 
 
-def prompt(token: Sequence[int], length: int, mask: int, *, eos: int | None, block_size: int = 1) -> Canvas:
+def continuation(token: Sequence[int], length: int, mask: int, *, eos: int | None, block_size: int = 1) -> Canvas:
     """A prompt followed by `length` masks, rounded up to whole blocks."""
     start, stop = len(token), len(token) + length
     total = -(-stop // block_size) * block_size

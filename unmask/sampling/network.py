@@ -45,7 +45,7 @@ class Network:
     def __init__(self, model: PreTrainedModel, decoding: Decoding, banned: Tensor):
         self.model = model
         self.decoding = decoding
-        self.banned = banned
+        self.banned = banned.to(model.device)
         self.windows = tuple(dict.fromkeys(layer_windows(model)))
         self.passes = 0
         self.cache = BlockCache(config=model.config)
@@ -89,7 +89,7 @@ class Network:
         )
         logits = output.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits.masked_fill(self.banned.to(device), -torch.inf).cpu()
+        return logits.masked_fill(self.banned, -torch.inf).cpu()
 
 
 def clean_rows(token: Tensor, block_size: int) -> Rows:

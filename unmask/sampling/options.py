@@ -28,6 +28,7 @@ class Options(BaseModel):
     temperature: float = Field(default=0.0, ge=0)
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
+    #: Of every random draw.
     seed: int = 0
 
     @classmethod
