@@ -41,7 +41,7 @@ class _RMSNorm(torch.autograd.Function):
             width = x.shape[-1]
             dw = torch.mul(grad, normed).reshape(-1, width).sum(0).to(weight.dtype)
         if ctx.needs_input_grad[0]:
-            inner = grad * weight
+            inner = torch.mul(grad, weight).to(scale.dtype)
             mean = torch.linalg.vecdot(inner, normed).unsqueeze_(-1).div_(x.shape[-1])
             dx = inner.sub_(normed.mul_(mean)).mul_(scale).to(x.dtype)
         return dx, dw, None
