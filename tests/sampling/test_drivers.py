@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.sampling.reference import EOS, MASK, block_mask, logits, tiny
+from unmask.errors import UserError
 from unmask.objectives import Decoding
-from unmask.sampling import Network, sample
+from unmask.sampling import Network, Options, sample, samplers
 
 
 def recorded(monkeypatch) -> list[torch.Tensor]:
@@ -222,3 +223,24 @@ def test_random_draws_follow_the_model():
     frequency = torch.bincount(token, minlength=5) / 20000
     torch.testing.assert_close(frequency.double(), expected, rtol=0, atol=2e-4)
     torch.testing.assert_close(confidence, row.softmax(-1)[token])
+
+
+def test_a_sampler_of_ones_own():
+    def count_up(network, canvas, options, report):
+        wanted = canvas.wanted(canvas.start, canvas.stop)
+        canvas.fill(wanted, torch.arange(len(wanted)))
+        report(canvas)
+
+    model, _ = tiny()
+    samplers.add("count_up", count_up)
+    seen = []
+    options = {"length": 5, "method": "count_up", "report": lambda canvas: seen.append(canvas.answer())}
+    result = sample(model, None, [7, 7], decoding=Decoding("block", 4, False), **options)
+    assert result.token == [0, 1, 2, 3, 4] and seen == [result.token] and result.passes == 0
+    assert "count_up" in samplers.names()
+
+
+def test_options_from_a_command_line():
+    assert Options.read(["temperature=0.8", "steps=4"]) == Options(temperature=0.8, steps=4)
+    with pytest.raises(UserError, match="sample: unknown key 'lenght' .did you mean 'length'"):
+        Options.read(["lenght=3"])
