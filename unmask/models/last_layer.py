@@ -87,10 +87,10 @@ def _agrees(layer: Any, original: Callable[..., Tensor], window: int | None, rot
     width = layer.self_attn.q_proj.weight.shape[1]
     x = torch.randn((1, len(rows), width), generator=generator).to(parameter.device, parameter.dtype)
     position = torch.from_numpy(rows.position).to(parameter.device)[None]
-    embeddings = rotary(x, position)
     training = layer.training
     layer.eval()
     try:
+        embeddings = rotary(x, position)
         expected = original(x, position_embeddings=embeddings, plan=plain)
         got = layer.forward(x, position_embeddings=embeddings, plan=skipping)
     except (TypeError, AttributeError, RuntimeError, ValueError):

@@ -51,6 +51,8 @@ def load(
         raise UserError(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
         )
+    if dtype == torch.float64:
+        model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
     embedding = model.get_input_embeddings()
     # An embedding with padding_idx gives its row no gradient, and in several families that row is EOS, which we train.
     embedding.padding_idx = None
@@ -91,9 +93,11 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
     if vocab_size is not None:
         fields.setdefault("vocab_size", vocab_size)
     try:
-        known = set(AutoConfig.for_model(kind).to_dict()) | {"head_dim", "rope_theta", "rope_scaling"}
+        default = AutoConfig.for_model(kind)
     except ValueError:
         raise UserError(f"model.config.model_type={kind!r}: transformers has no such model type") from None
+    # attribute_map: other names of fields, often those that config.json uses (num_experts of Qwen3-MoE).
+    known = {*default.to_dict(), *default.attribute_map, "head_dim", "rope_theta", "rope_scaling"}
     for key in fields:
         if key not in known:
             raise UserError(f"model.config: {kind} has no field {key!r}{nearest(key, sorted(known))}")
