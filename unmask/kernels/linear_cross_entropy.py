@@ -50,7 +50,8 @@ def linear_cross_entropy(
     """Weighted sum of cross-entropies and the single ones.
 
     hidden [n, width], weight [vocabulary, width], label int64 [n], loss_weight [n], bias [vocabulary]; `softcap`
-    squashes the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n] without gradient).
+    squashes the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n]), of which
+    nll carries no gradient.
     Matrix products run in autocast's dtype where it is on, sums in fp32 (fp64 for fp64).
     """
     device = hidden.device.type

@@ -1,6 +1,8 @@
 """SwiGLU MLP, y = (silu(x G^T) * (x U^T)) D^T, keeping only the two projections for backward.
 
-s = sigmoid(g), a = g s u:   dD from a (recomputed),   da = dy D,   du = da g s,   dg = da u s (1 + g (1 - s))
+    s = sigmoid(g), a = g s u:   dD from a (recomputed),   da = dy D,   du = da g s,   dg = da u s (1 + g (1 - s))
+
+Both passes run over chunks of rows, so that neither a nor da is ever whole.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from unmask.kernels.chunks import row_chunks
 
 
 def swiglu_reference(gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -26,17 +30,27 @@ class _SwiGLUDown(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, down)
-        return F.silu(gate).mul_(up) @ down.to(gate.dtype).T
+        g, u = (x.reshape(-1, x.shape[-1]) for x in (gate, up))
+        matrix = down.to(gate.dtype).T
+        y = g.new_empty((len(g), down.shape[0]))
+        for part in row_chunks(g):
+            torch.mm(F.silu(g[part]).mul_(u[part]), matrix, out=y[part])
+        return y.view(*gate.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, down = ctx.saved_tensors
-        dact = grad @ down.to(gate.dtype)
-        silu = F.silu(gate)
-        ddown = None
-        if ctx.needs_input_grad[2]:
-            act = (silu * up).flatten(0, -2)
-            ddown = (grad.flatten(0, -2).T @ act).to(down.dtype)
-        dup = silu.mul_(dact)
-        dgate = torch.ops.aten.silu_backward(dact.mul_(up), gate)
-        return dgate, dup, ddown
+        g, u, dy = (x.reshape(-1, x.shape[-1]) for x in (gate, up, grad))
+        matrix = down.to(gate.dtype)
+        dgate, dup = torch.empty_like(g), torch.empty_like(u)
+        wide = torch.promote_types(down.dtype, torch.float32)
+        ddown = torch.zeros_like(down, dtype=wide) if ctx.needs_input_grad[2] else None
+        for part in row_chunks(g):
+            silu = F.silu(g[part])
+            if ddown is not None:
+                product = dy[part].T @ (silu * u[part])
+                ddown += product
+            da = dy[part] @ matrix
+            torch.mul(da, silu, out=dup[part])
+            torch.ops.aten.silu_backward.grad_input(da.mul_(u[part]), g[part], grad_input=dgate[part])
+        return dgate.view(gate.shape), dup.view(up.shape), None if ddown is None else ddown.to(down.dtype)
