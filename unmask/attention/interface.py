@@ -27,6 +27,10 @@ class Full:
 FULL = Full()
 
 
+class MissingPlan(RuntimeError):
+    """A layer asked for attention, and no plan had come with the call."""
+
+
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -39,7 +43,7 @@ def attention_forward(
     """query [1, heads, rows, head_dim] -> [1, rows, heads, head_dim], as AttentionInterface functions return it."""
     plan: Plan | Full | None = kwargs.get("plan")
     if plan is None:
-        raise RuntimeError(
+        raise MissingPlan(
             'attn_implementation="unmask" needs a plan: model(..., plan=Plan.from_rows(rows)); '
             'for plain use load the model with attn_implementation="sdpa"'
         )

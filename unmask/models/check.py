@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unmask.attention.interface import MissingPlan
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Probe:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> tuple[Tensor, None]:
+        if value.shape[3] != key.shape[3]:
+            kind = f"{type(module).__name__} has keys of width {key.shape[3]} and values of width {value.shape[3]}"
+            raise UserError(f"{kind}: attend needs one width, so unmask cannot train it")
         self.windows[module] = window
         return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
@@ -51,6 +55,8 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
             model.base_model(
                 input_ids=token, position_ids=torch.arange(2, device=device)[None], plan=probe, use_cache=False
             )
+    except MissingPlan:
+        raise UserError(f"{type(model).__name__} hands no plan to its attention: unmask cannot train it") from None
     finally:
         model.train(training)
     windows = []
