@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
@@ -78,9 +80,14 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (ValueError, OSError, KeyError, ImportError) as error:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
         raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
+    if info["missing_keys"]:
+        names = sorted(info["missing_keys"])
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise UserError(f"model.name={path}: the checkpoint holds no {names[0]}{more}, which would stay random")
+    return model
 
 
 def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None) -> PreTrainedModel:
