@@ -13,4 +13,4 @@ ELEMENTS = 2**17
 def row_chunks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x [rows, width]: cache-sized on CPU, one slice elsewhere (one launch beats locality)."""
     rows = len(x) if x.device.type != "cpu" else max(1, ELEMENTS // x.shape[-1])
-    return (slice(start, start + rows) for start in range(0, len(x), max(rows, 1)))
+    return (slice(start, min(start + rows, len(x))) for start in range(0, len(x), max(rows, 1)))

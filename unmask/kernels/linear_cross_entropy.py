@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unmask.kernels.chunks import row_chunks
+
+#: Rows of a chunk: long enough for the matrix products, short enough to keep logits small.
 CHUNK = 1024
 
 
@@ -68,7 +71,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ):
         softcap, exclude, grad = options
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        matrix = weight.to(hidden.dtype)
+        matrix, loss_weight = weight.to(hidden.dtype), loss_weight.to(wide)
         nll = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         dh = torch.empty_like(hidden, dtype=wide) if grad and ctx.needs_input_grad[0] else None
         dw = torch.zeros_like(weight, dtype=wide) if grad and ctx.needs_input_grad[1] else None
@@ -76,26 +79,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             logits = _logits(hidden[part], matrix, bias, wide)
-            slope = None
-            if softcap is not None:
-                squashed = logits.div_(softcap).tanh_()
-                slope = 1 - squashed * squashed if grad else None
-                logits = squashed.mul_(softcap)
-            if exclude is not None:
-                logits[:, exclude] = float("-inf")
-            target = label[part, None]
-            lse = torch.logsumexp(logits, -1, keepdim=True)
-            nll[part] = (lse - logits.gather(1, target))[:, 0]
+            dz = logits if wide == hidden.dtype else torch.empty_like(logits, dtype=hidden.dtype)
+            for rows in row_chunks(logits):
+                at = slice(start + rows.start, start + rows.stop)
+                nll[at] = _softmax_gradient(logits[rows], label[at, None], loss_weight[at, None], softcap, exclude)
+                if dz is not logits:
+                    dz[rows] = logits[rows]
             if not grad:
                 continue
-            dz = logits.sub_(lse).exp_()
-            dz.scatter_add_(1, target, torch.full_like(lse, -1.0))
-            dz.mul_(loss_weight[part, None])
-            if slope is not None:
-                dz.mul_(slope)
             if db is not None:
-                db += dz.sum(0)
-            dz = dz.to(hidden.dtype)
+                db += logits.sum(0)
             if dh is not None:
                 dh[part] = dz @ matrix
             if dw is not None:
@@ -117,6 +110,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _softmax_gradient(
+    logits: Tensor, target: Tensor, loss_weight: Tensor, softcap: float | None, exclude: int | None
+) -> Tensor:
+    """Turn logits [n, vocabulary] into weight * d nll / d logits in place; returns nll [n]. target, weight: [n, 1]."""
+    slope = None
+    if softcap is not None:
+        logits.div_(softcap).tanh_()
+        slope = 1 - logits * logits
+        logits.mul_(softcap)
+    if exclude is not None:
+        logits[:, exclude] = float("-inf")
+    chosen, top = logits.gather(1, target), logits.amax(1, keepdim=True)
+    total = logits.sub_(top).exp_().sum(1, keepdim=True)
+    logits.mul_(loss_weight / total).scatter_add_(1, target, -loss_weight)
+    if slope is not None:
+        logits.mul_(slope)
+    return (total.log_() + top - chosen)[:, 0]
 
 
 def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
