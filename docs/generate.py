@@ -1,0 +1,152 @@
+"""Writes the tables of the documentation that follow from the code: config keys, objective and sampler options.
+
+    python docs/generate.py            rewrite the tables in place
+    python docs/generate.py --check    exit with 1, naming the page, when one is out of date
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A field's meaning is the `#:` comment above it, its
+type, limits and default come from the pydantic model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from unmask.config import Config, ObjectiveConfig
+from unmask.objectives import objectives
+from unmask.sampling.options import Options
+
+DOCS = Path(__file__).resolve().parent
+TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
+LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "mapping"}
+
+
+def comments(model: type[BaseModel]) -> dict[str, str]:
+    """field -> the `#:` lines above it, in the model and in what it inherits from."""
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if not issubclass(kind, BaseModel) or kind is BaseModel:
+            continue
+        pending: list[str] = []
+        for line in inspect.getsource(kind).splitlines():
+            text = line.strip()
+            field = FIELD.match(line)
+            if text.startswith("#:"):
+                pending.append(text.removeprefix("#:").strip())
+                continue
+            if field and pending:
+                found[field[1]] = " ".join(pending)
+            pending = []
+    return found
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation in words: choices are listed, None is "empty"."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(arguments[0])
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, UnionType):
+        parts = [type_name(argument) for argument in arguments if argument is not type(None)]
+        return " or ".join([*parts, "empty"] if type(None) in arguments else parts)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"[{', '.join(map(type_name, arguments))}]"
+    if origin in (list, tuple):
+        return f"list of {type_name(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return f"{{{', '.join(annotation.model_fields)}}}"
+    return NAMES.get(annotation, str(annotation))
+
+
+def limits(metadata: list[Any]) -> str:
+    """The bounds of a field, such as ">= 0, < 1"."""
+    bounds = [f"{sign} {value}" for item in metadata for name, sign in LIMITS.items()
+              if (value := getattr(item, name, None)) is not None]  # fmt: skip
+    return ", ".join(bounds)
+
+
+def default(value: Any) -> str:
+    """A default as it would be written in YAML."""
+    if value is None or value is PydanticUndefined:
+        return ""
+    if isinstance(value, Enum):
+        value = value.value
+    text = repr(value) if isinstance(value, float) else json.dumps(list(value) if isinstance(value, tuple) else value)
+    return f"`{text.strip(chr(34))}`"
+
+
+def rows(model: type[BaseModel], prefix: str = "") -> list[list[str]]:
+    """[key, type, default, meaning] of every field."""
+    meaning = comments(model)
+    table = []
+    for name, field in model.model_fields.items():
+        if field.exclude:
+            continue
+        kind = ", ".join(filter(None, [type_name(field.annotation), limits(field.metadata)]))
+        value = default(field.get_default(call_default_factory=True))
+        table.append([f"`{prefix}{name}`", kind, value, meaning.get(name, "")])
+    return table
+
+
+def markdown(table: list[list[str]], head: tuple[str, ...] = ("key", "takes", "default", "meaning")) -> str:
+    lines = [list(head), ["---"] * len(head), *table]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def configuration() -> str:
+    """One table a section of the config."""
+    parts = []
+    for name, field in Config.model_fields.items():
+        section: Any = field.annotation
+        note = "\nThe other keys are the objective's own options: [objectives](objectives.md).\n"
+        parts.append(f"### {name}\n\n{markdown(rows(section, name + '.'))}{note if section is ObjectiveConfig else ''}")
+    return "\n".join(parts)
+
+
+def objective_options() -> str:
+    """One table an objective."""
+    return "\n".join(f"### Options of `{name}`\n\n{markdown(rows(objectives[name]))}" for name in BUILTIN)
+
+
+def sampler_options() -> str:
+    return markdown(rows(Options), ("option", "takes", "default", "meaning"))
+
+
+BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
+TABLES = {"configuration": configuration, "objectives": objective_options, "sampler": sampler_options}
+
+
+def generated(text: str) -> str:
+    """The page with its tables as they should be now."""
+    return TABLE.sub(lambda found: f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}<!-- end -->", text)
+
+
+def main() -> int:
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := generated(text)) != text:
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(new, encoding="utf-8")
+    if stale:
+        print(("out of date: " if "--check" in sys.argv else "rewrote: ") + ", ".join(stale))
+    return int(bool(stale) and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
