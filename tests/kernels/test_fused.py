@@ -6,11 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.kernels import rms_norm, swiglu_down
+from unmask.kernels import chunks, rms_norm, swiglu_down
 from unmask.kernels.rms_norm import rms_norm_reference
 from unmask.kernels.swiglu import swiglu_reference
 
 DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+
+
+@pytest.fixture(autouse=True, params=[2**17, 40], ids=["whole", "chunks"])
+def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with its rows in one piece and in pieces of two or more, the last one shorter."""
+    monkeypatch.setattr(chunks, "ELEMENTS", request.param)
 
 
 def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -89,6 +95,21 @@ def test_swiglu_under_autocast_keeps_the_gradient_dtypes() -> None:
     for a, b in zip(*results, strict=True):
         assert a.dtype == b.dtype == torch.float32
         assert float((a - b).abs().max() / b.abs().max()) < 2e-2
+
+
+def _last(x: Tensor) -> Tensor:
+    """[width, a, b] -> [b, a, width], a view."""
+    return x.permute(2, 1, 0)
+
+
+def test_inputs_need_not_be_contiguous_and_rows_may_be_none() -> None:
+    gate, up, down = leaves(torch.float64, (16, 2, 7), (16, 2, 7), (12, 16))
+    given = [gate, up, down]
+    compare(swiglu_down(_last(gate), _last(up), down), swiglu_reference(_last(gate), _last(up), down), given, 1e-12)
+    (weight,) = leaves(torch.float64, (16,))
+    compare(rms_norm(_last(gate), weight, 1e-6), rms_norm_reference(_last(gate), weight, 1e-6), [gate, weight], 1e-12)
+    assert rms_norm(_last(gate)[:0], weight, 1e-6).shape == (0, 2, 16)
+    assert swiglu_down(_last(gate)[:0], _last(up)[:0], down).shape == (0, 2, 12)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])

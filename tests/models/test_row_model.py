@@ -16,7 +16,7 @@ from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.fuse import fuse
 from unmask.objectives import Objective
-from unmask.rows import Rows, padded
+from unmask.rows import IGNORE, Rows, padded
 
 #: Routers take their softmax in fp32 whatever the dtype.
 TOLERANCE = {"qwen3_moe": 1e-6}
@@ -171,6 +171,18 @@ def test_pruned_and_padded_rows_give_the_same_loss_and_gradients() -> None:
         got, got_grads = run(root, objective, other)
         torch.testing.assert_close(got, loss, rtol=1e-12, atol=1e-12)
         same_gradients(got_grads, grads, 1e-11)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_pack_without_labels_costs_nothing_and_still_reaches_every_parameter(skip: bool) -> None:
+    objective, rows = rows_of("block_diffusion")
+    silent = replace(rows, label=np.full(len(rows), IGNORE))
+    root = RowModel(tiny("llama", "float32"), skip_last_layer=skip)
+    batch = root.collate(silent)
+    terms = root(batch, objective)
+    assert float(terms.sum.detach()) == 0.0
+    terms.sum.backward()
+    assert all(p.grad is not None and not p.grad.any() for p in root.parameters())
 
 
 def test_shape_counts_what_a_row_passes_through() -> None:

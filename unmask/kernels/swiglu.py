@@ -35,7 +35,7 @@ class _SwiGLUDown(torch.autograd.Function):
         y = g.new_empty((len(g), down.shape[0]))
         for part in row_chunks(g):
             torch.mm(F.silu(g[part]).mul_(u[part]), matrix, out=y[part])
-        return y.view(*gate.shape[:-1], -1)
+        return y.view(*gate.shape[:-1], len(down))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
