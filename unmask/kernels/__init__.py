@@ -2,6 +2,7 @@
 
 from unmask.kernels.linear_cross_entropy import linear_cross_entropy
 from unmask.kernels.rms_norm import rms_norm
+from unmask.kernels.rope import rope
 from unmask.kernels.swiglu import swiglu_down
 
-__all__ = ["linear_cross_entropy", "rms_norm", "swiglu_down"]
+__all__ = ["linear_cross_entropy", "rms_norm", "rope", "swiglu_down"]

@@ -1,6 +1,6 @@
 """RMSNorm, y = w * x / sqrt(mean(x^2) + eps), saving x and one number a row instead of transformers' fp32 copies.
 
-    with r = 1 / sqrt(mean(x^2) + eps), g = w * dy:   dx = r (g - x r mean(g x r)),   dw = sum over rows of dy * x r
+with r = 1 / sqrt(mean(x^2) + eps), g = w * dy:   dx = r (g - x r mean(g x r)),   dw = sum over rows of dy * x r
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rotary position embedding in two passes over memory instead of transformers' five.
 
-    y = x * cos + rotate_half(x) * sin:   y1 = x1 cos1 - x2 sin1,   y2 = x2 cos2 + x1 sin2   (1, 2: the halves)
-    dx1 = dy1 cos1 + dy2 sin2,   dx2 = dy2 cos2 - dy1 sin1
+y = x * cos + rotate_half(x) * sin:   y1 = x1 cos1 - x2 sin1,   y2 = x2 cos2 + x1 sin2   (1, 2: the halves)
+dx1 = dy1 cos1 + dy2 sin2,   dx2 = dy2 cos2 - dy1 sin1
 """
 
 from __future__ import annotations

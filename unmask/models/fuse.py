@@ -1,4 +1,4 @@
-"""Swap norms and MLPs for the fused kernels, each only after it gave the module's own result.
+"""Swap norms, MLPs and rotary attention for the fused kernels, each only after it gave the module's own result.
 
 The module and its parameters stay; only `forward` of that instance changes, so names, checkpoints and wrappers do not.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unmask.kernels import rms_norm, swiglu_down
+from unmask.models.check import decoder_layers, layer_windows
+from unmask.models.rotary_attention import fuse_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class _Fusion(NamedTuple):
@@ -23,9 +28,13 @@ class _Fusion(NamedTuple):
     forward: Callable[[Any, Callable[..., Tensor], Tensor], Tensor]
 
 
-def fuse(model: nn.Module) -> dict[str, int]:
+def fuse(model: PreTrainedModel) -> dict[str, int]:
     """Fuse every module that has a proven kernel; returns how many of each kind."""
-    fused = dict.fromkeys(_FUSIONS, 0)
+    fused = dict.fromkeys(("attention", *_FUSIONS), 0)
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    for layer, window in zip(decoder_layers(model), layer_windows(model), strict=True):
+        attention = getattr(layer, "self_attn", None)
+        fused["attention"] += rotary is not None and fuse_attention(attention, window, rotary)
     for module in model.modules():
         for kind, fusion in _FUSIONS.items():
             if fusion.applies(module) and _agrees(module, fusion):

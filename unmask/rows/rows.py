@@ -134,6 +134,9 @@ class Rows:
             "block ids increase in row order": bool((np.diff(self.block[starts]) > 0).all()),
             "intervals lie in the clean rows": bool(((self.lo >= 0) & (self.lo <= self.hi) & (self.hi <= clean)).all()),
             "clean rows reach no block": bool((self.reach[:clean] == 0).all()),
+            "a block's rows see the same clean rows": bool(
+                (self.hi[clean:] == np.repeat(self.hi[starts], sizes)).all()
+            ),
             "reach stays in the block": bool(
                 ((self.reach[clean:] >= 0) & (self.reach[clean:] <= np.repeat(sizes, sizes))).all()
             ),
