@@ -10,7 +10,7 @@ from torch import Tensor
 ELEMENTS = 2**17
 
 
-def row_chunks(x: Tensor) -> Iterator[slice]:
-    """Slices of the rows of x [rows, width]: cache-sized on CPU, one slice elsewhere (one launch beats locality)."""
-    rows = len(x) if x.device.type != "cpu" else max(1, ELEMENTS // x.shape[-1])
+def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
+    """Slices of the rows of x [rows, width]: of about `elements` on CPU, one slice elsewhere (launches cost more)."""
+    rows = len(x) if x.device.type != "cpu" else max(1, (elements or ELEMENTS) // x.shape[-1])
     return (slice(start, min(start + rows, len(x))) for start in range(0, len(x), max(rows, 1)))

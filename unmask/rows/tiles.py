@@ -21,7 +21,7 @@ from unmask.rows.rows import Rows
 
 #: Grids tried, coarse to fine. A coarse first level keeps query tiles long (a flash kernel is fastest from about
 #: 1,000 rows up), a fine last level wastes less on short documents and narrow windows.
-LEVELS = ((1024, 128), (1024, 64), (256, 32), (64, 16))
+LEVELS = ((1024, 256, 128), (1024, 256, 64), (256, 32), (64, 16))
 
 #: Cells one more kernel call costs, and one more row or key read by a tile (measured: benchmarks/attention.py).
 BATCH_COST, ROW_COST = 6000, 8
@@ -91,23 +91,26 @@ class _Peeling:
 
     def __init__(self, lo: np.ndarray, hi: np.ndarray, grids: tuple[int, ...]):
         self.lo, self.hi = lo, hi
-        row = np.flatnonzero(lo < hi)
-        lo, hi = lo[row], hi[row]
+        # Rows of equal interval (a block's) are one unit [row, stop) from here on.
+        row = np.flatnonzero(np.r_[True, (np.diff(lo) != 0) | (np.diff(hi) != 0)][: len(lo)])
+        stop = np.r_[row[1:], len(lo)][: len(row)]
+        row, stop, lo, hi = (x[lo[row] < hi[row]] for x in (row, stop, lo[row], hi[row]))
         part = np.zeros(len(row), np.int64)
         runs = []
         for level, grid in enumerate(grids):
             first, last = -(-lo // grid) * grid, hi // grid * grid
             whole = last > first
-            runs.append(_runs(row[whole], part[whole] + (level << 32), first[whole], last[whole]))
+            runs.append(_runs((row, stop), part + (level << 32), first, last, whole))
             # The right rests (and rows without a whole cell) stay one list; the left rests start another: runs
             # are looked for among neighbours of one list, and two lists may touch the same rows.
             start, left = np.where(whole, last, lo), whole & (lo < first)
             stay = start < hi
-            row = np.r_[row[stay], row[left]]
+            row, stop = np.r_[row[stay], row[left]], np.r_[stop[stay], stop[left]]
             lo, hi = np.r_[start[stay], lo[left]], np.r_[hi[stay], first[left]]
             part = np.r_[part[stay], part[left] + part.max(initial=0) + 1]
         grid = grids[-1]
-        boundary = _runs(row, part + (len(grids) << 32), lo // grid, (hi - 1) // grid)
+        every = np.ones(len(row), bool)
+        boundary = _runs((row, stop), part + (len(grids) << 32), lo // grid, (hi - 1) // grid, every)
         if len(row):
             boundary[2] = np.minimum.reduceat(lo, boundary[5])
             boundary[3] = np.maximum.reduceat(hi, boundary[5])
@@ -147,11 +150,14 @@ class _Peeling:
         return index[key]
 
 
-def _runs(row: np.ndarray, group: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Runs of neighbouring rows with equal group, first and last: int64 [6, runs], as in _Peeling."""
+def _runs(
+    rows: tuple[np.ndarray, np.ndarray], group: np.ndarray, first: np.ndarray, last: np.ndarray, chosen: np.ndarray
+) -> np.ndarray:
+    """Runs of neighbouring units [row, stop) with equal group, first and last among the chosen: as in _Peeling."""
+    row, stop, group, first, last = (x[chosen] for x in (*rows, group, first, last))
     if len(row) == 0:
         return np.zeros((6, 0), np.int64)
-    same = (np.diff(row) == 1) & (np.diff(group) == 0) & (np.diff(first) == 0) & (np.diff(last) == 0)
+    same = (row[1:] == stop[:-1]) & (np.diff(group) == 0) & (np.diff(first) == 0) & (np.diff(last) == 0)
     begin = np.flatnonzero(np.r_[True, ~same])
     end = np.r_[begin[1:], len(row)] - 1
-    return np.stack([row[begin], row[end] + 1, first[begin], last[begin], group[begin], begin])
+    return np.stack([row[begin], stop[end], first[begin], last[begin], group[begin], begin])
