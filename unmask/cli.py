@@ -85,21 +85,29 @@ def train(
 def prepare(
     source: Annotated[str, typer.Argument(help='A text folder, a text file, JSONL, or a pattern: "notes/**/*.tex".')],
     output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],
-    tokenizer: Annotated[str, typer.Option(help="Folder or file of the tokeniser.")],
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or file of the tokeniser.")] = None,
+    train_tokenizer: Annotated[
+        int | None, typer.Option(metavar="SIZE", help="Train a byte-level BPE of SIZE tokens on the source instead.")
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
     eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True,
 ) -> None:
     """Tokenise text into a dataset that training reads."""
     from unmask.data import prepare as prepare_dataset
+    from unmask.data import source_tokenizer
     from unmask.tracking.reading import reading
 
+    if tokenizer is not None and train_tokenizer is not None:
+        raise UserError("give --tokenizer (one that exists) or --train-tokenizer (a size), not both")
+    chosen = source_tokenizer(source, train_tokenizer) if train_tokenizer is not None else tokenizer
     with reading() as report:
-        manifest = prepare_dataset(source, output, tokenizer, eos=eos, skip_bad=skip_bad, force=force, report=report)
+        manifest = prepare_dataset(source, output, chosen, eos=eos, skip_bad=skip_bad, force=force, report=report)
     for example in manifest.examples:
         print(f"unmask: skipped {example}", file=sys.stderr)
     skipped = f", skipped {manifest.skipped:,} bad" if manifest.skipped else ""
-    print(f"{output}: {manifest.documents:,} documents, {manifest.tokens:,} tokens{skipped}")
+    documents = "1 document" if manifest.documents == 1 else f"{manifest.documents:,} documents"
+    print(f"{output}: {documents}, {manifest.tokens:,} tokens{skipped}")
 
 
 @app.command()
@@ -135,8 +143,10 @@ def evaluate(
 ) -> None:
     """The likelihood bound of a text, in nats per token, with its standard error."""
     from unmask.evaluation import evaluate as run
+    from unmask.tracking.reading import steps
 
-    found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed)
+    with steps("evaluating", "packs") as report:
+        found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed, report=report)
     print(json.dumps(found.asdict()) if as_json else found.sentence())
 
 

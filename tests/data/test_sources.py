@@ -73,7 +73,6 @@ BAD_LINES = [
     ('{"text": ["a"]}', '"text" is a list, not a string'),
     ('{"text": " "}', '"text" is empty'),
     ('{"text": "\\ud800"}', '"text" holds half of a surrogate pair'),
-    ('{"text": "a <|mask|> b"}', r"contains the mask token '<\|mask\|>', which only noise may place"),
     ('{"prompt": "a", "response": ""}', '"response" is empty'),
     ('{"prompt": true, "response": "a"}', '"prompt" is a boolean, not a string'),
     ('{"input_ids": []}', '"input_ids" is'),
@@ -155,3 +154,13 @@ def test_a_bad_part_takes_the_whole_of_a_long_document_with_it(
 
     dataset = open_dataset(tmp_path / "out", verify=True)
     assert [tokenizer.decode(dataset.document(index)[0][:-1]) for index in range(2)] == ["first", "last"]
+
+
+def test_a_text_that_spells_the_mask_token_is_read_as_plain_characters(tokenizer: Any) -> None:
+    text = "mask: <|mask|> and end: <|endoftext|>"
+    token, _ = dataset_from([text, "plain <|endoftext|>"], tokenizer).document(0)
+    assert tokenizer.mask_token_id not in token
+    assert tokenizer.decode(token[:-1]) == text
+    # A text without it keeps what it always meant: written-out special tokens count as such.
+    other, _ = dataset_from([text, "plain <|endoftext|>"], tokenizer).document(1)
+    assert list(other[-2:]) == [tokenizer.eos_token_id] * 2

@@ -3,7 +3,7 @@
 from unmask.data.corpus import stdlib_corpus, stdlib_files
 from unmask.data.dataset import Dataset, Manifest, open_dataset
 from unmask.data.packing import Packs
-from unmask.data.prepare import dataset_from, prepare
+from unmask.data.prepare import dataset_from, prepare, source_tokenizer
 from unmask.data.sampler import Sampler
 from unmask.data.tokenizer import load_tokenizer, train_tokenizer
 
@@ -16,6 +16,7 @@ __all__ = [
     "load_tokenizer",
     "open_dataset",
     "prepare",
+    "source_tokenizer",
     "stdlib_corpus",
     "stdlib_files",
     "train_tokenizer",

@@ -46,7 +46,11 @@ class Encoder:
                     )
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, without special tokens around them; those written out in a text count as such."""
+        """Ids of each text, without special tokens around them.
+
+        Special tokens written out in a text count as such, unless the mask token is among them: only noise may place
+        that one, so such a text (this package's own source, say) is read as plain characters throughout.
+        """
         if not texts:
             return []
         if self._tokenizer is None:
@@ -57,7 +61,18 @@ class Encoder:
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        return [np.asarray(e.ids, np.int64) for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        name = self._tokenizer.mask_token if self.mask is not None else None
+        plain = [name is not None and name in text for text in texts]
+        coded: list[Any] = [None] * len(texts)
+        for literal in set(plain):
+            chosen = [i for i, is_plain in enumerate(plain) if is_plain == literal]
+            backend.encode_special_tokens = literal
+            for i, encoding in zip(
+                chosen, backend.encode_batch_fast([texts[i] for i in chosen], add_special_tokens=False), strict=True
+            ):
+                coded[i] = np.asarray(encoding.ids, np.int64)
+        backend.encode_special_tokens = False
+        return coded
 
     def fault(self, token: np.ndarray) -> str | None:
         """What makes these ids unusable, or None."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ import numpy as np
 from unmask.data import dataset as layout
 from unmask.data.dataset import Dataset, File, Manifest, open_dataset
 from unmask.data.encoding import Encoder, Storage, store
-from unmask.data.sources import Bad, find_files, is_dataset, read_files, read_records
-from unmask.data.tokenizer import fingerprint, load_tokenizer
+from unmask.data.sources import Bad, Piece, find_files, is_dataset, read_files, read_records
+from unmask.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from unmask.errors import UserError
 
 Report = Callable[[int, int, int], None]
@@ -82,6 +83,14 @@ def prepare(
         (folder / layout.MANIFEST).write_text(manifest.model_dump_json(indent=1), encoding="utf-8")
     progress(total, manifest.documents)
     return manifest
+
+
+def source_tokenizer(source: str | Path, size: int) -> Any:
+    """A byte-level BPE of `size` tokens trained on the texts of a source, as `prepare` reads them."""
+    pieces = read_files(find_files(source))
+    texts = (piece.content for piece in pieces if isinstance(piece, Piece) and isinstance(piece.content, str))
+    with TemporaryDirectory() as folder:
+        return train_tokenizer(texts, size, folder)
 
 
 def dataset_from(source: Any, tokenizer: Any = None, *, eos: bool = True) -> Dataset:

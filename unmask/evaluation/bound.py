@@ -44,10 +44,10 @@ class Bound:
         """Bits per byte of a text of `count` bytes: see `text_bytes`."""
         return self.bits_per_token * self.tokens / count
 
-    def asdict(self) -> dict[str, float]:
+    def asdict(self) -> dict[str, float | None]:
         return {
             "nats_per_token": self.nats_per_token,
-            "standard_error": self.standard_error,
+            "standard_error": None if math.isnan(self.standard_error) else self.standard_error,
             "bits_per_token": self.bits_per_token,
             "tokens": self.tokens,
             "documents": self.documents,

@@ -26,10 +26,12 @@ class Evaluation:
 
     def sentence(self) -> str:
         found = self.bound
-        text = f"{found.nats_per_token:.4f} +- {found.standard_error:.4f} nats per token"
+        error = "(one document: no standard error)" if found.documents < 2 else f"+- {found.standard_error:.4f}"
+        text = f"{found.nats_per_token:.4f} {error} nats per token"
         if self.bits_per_byte is not None:
             text += f", {self.bits_per_byte:.4f} bits per byte"
-        return f"{text} ({found.tokens:,} tokens of {found.documents:,} documents)"
+        documents = "1 document" if found.documents == 1 else f"{found.documents:,} documents"
+        return f"{text} ({found.tokens:,} tokens of {documents})"
 
 
 def evaluate(

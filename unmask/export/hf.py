@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unmask.models.bars import bars_in_terminals_only
 from unmask.models.checkpoints import OpenModel
 from unmask.objectives import Objective, objectives
 
@@ -39,7 +40,8 @@ def write(opened: OpenModel, folder: Path) -> None:
         "options": opened.objective.model_dump(mode="json"),
         "decoding": decoding._asdict(),
     }
-    model.save_pretrained(folder)
+    with bars_in_terminals_only():
+        model.save_pretrained(folder)
     if opened.tokenizer is not None:
         opened.tokenizer.save_pretrained(folder)
     card = CARD if decoding.kind != "causal" else CARD.partition("but it is not")[0] + "\n"

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
+from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
@@ -80,7 +81,8 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+        with bars_in_terminals_only():
+            model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
         raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
     if info["missing_keys"]:
