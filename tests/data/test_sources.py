@@ -145,7 +145,10 @@ def test_a_bad_part_takes_the_whole_of_a_long_document_with_it(
 ) -> None:
     text = max(texts, key=len)
     middle = len(text) // 2
-    write(tmp_path, {"a.txt": "first", "b.txt": text[:middle] + "<|mask|>" + text[middle:], "c.txt": "last"})
+    write(tmp_path, {"a.txt": "first", "b.txt": text[:middle] + "\u2603" + text[middle:], "c.txt": "last"})
+    monkeypatch.setattr(
+        encoding.Encoder, "fault", lambda _, token: "holds a snowman" if "\u2603" in tokenizer.decode(token) else None
+    )
     monkeypatch.setattr(sources, "PIECE", 3000)
     monkeypatch.setattr(encoding, "CHARACTERS", 5000)
     manifest = prepare(tmp_path, tmp_path / "out", tokenizer, skip_bad=True)

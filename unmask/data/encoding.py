@@ -56,8 +56,8 @@ class Encoder:
         if self._tokenizer is None:
             raise UserError("text needs a tokeniser; only records of `input_ids` do without one")
         if not getattr(self._tokenizer, "is_fast", False):
-            coded = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            return [np.asarray(ids, np.int64) for ids in coded]
+            slow = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            return [np.asarray(ids, np.int64) for ids in slow]
         backend = self._tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
