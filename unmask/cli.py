@@ -166,7 +166,7 @@ def export(
 
 @app.command()
 def demo(
-    minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 7.0,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 6.0,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),
     seed: Annotated[int, typer.Option(help="Of the weights, the noise and the order of the data.")] = 0,
     steps: Annotated[int | None, typer.Option(hidden=True)] = None,

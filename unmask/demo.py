@@ -44,7 +44,7 @@ OPEN = 100_000
 class Settings:
     """minutes: of training; the rest of the demo takes about one. steps, layers, files (0: all): for small trials."""
 
-    minutes: float = 7.0
+    minutes: float = 6.0
     out: Path = Path("unmask-demo")
     seed: int = 0
     steps: int | None = None
