@@ -32,6 +32,10 @@ def main() -> None:
     except UserError as error:
         print(f"unmask: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a disk that is full or read-only, a file without permission
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"unmask: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -100,7 +100,7 @@ class TrainingConfig(Section):
     #: Activation checkpointing: `full` recomputes whole layers, `selective` keeps attention's result.
     checkpointing: Literal["none", "full", "selective"] = "none"
     #: Of random weights, the order of the data and the noise.
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     #: cpu, cuda or cuda:N; `auto` is the GPU where there is one.
     device: str = "auto"
     #: CPU threads; empty: torch's choice.

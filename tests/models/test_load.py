@@ -264,3 +264,30 @@ def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
     assert f"model.name={broken}: transformers cannot load it" in sentence(broken)
     with pytest.raises(UserError, match="give model.name .* or model.config"):
         load(ModelConfig())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hidden_size": 0}, "holds nothing"),
+        ({"hidden_size": "a"}, "expected int, got str"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"num_hidden_layers": 0}, "no decoder layers"),
+        ({"head_dim": 7}, "even rotary dimension"),
+        ({"hidden_act": "foo"}, "cannot be built from it: 'foo'"),
+        ({"pad_token_id": 70}, "Padding_idx must be within num_embeddings"),
+        ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "sliding window of 0 tokens"),
+    ],
+)
+def test_values_that_do_not_go_together_are_one_sentence(change: dict[str, object], sentence: str) -> None:
+    fields = {
+        "model_type": "qwen3",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    with pytest.raises(UserError, match=sentence):
+        load(ModelConfig(config=fields | change))

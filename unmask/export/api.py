@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from unmask.errors import UserError
@@ -29,9 +30,12 @@ def export(
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype)
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(opened, folder)
     except OSError as error:
+        if made:
+            shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder

@@ -38,7 +38,7 @@ class Probe:
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder's layers, in order; UserError when the model has no such list."""
     layers = getattr(model.base_model, "layers", None)
-    if layers is None:
+    if not layers:
         raise UserError(f"{type(model).__name__} has no decoder layers that unmask knows (base_model.layers)")
     return list(layers)
 
@@ -57,6 +57,9 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
             )
     except MissingPlan:
         raise UserError(f"{type(model).__name__} hands no plan to its attention: unmask cannot train it") from None
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{type(model).__name__}: a trial of two tokens fails with this config: {reason}") from error
     finally:
         model.train(training)
     windows = []
@@ -65,6 +68,8 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
         if len(asked) != 1:
             kind = _kind(model, number, layer)
             raise UserError(f"layer {number} ({kind}) bypasses the attention interface: unmask cannot train it")
+        if asked[0] is not None and asked[0] < 1:
+            raise UserError(f"layer {number} has a sliding window of {asked[0]} tokens: it must be at least 1")
         windows.append(asked[0])
     return windows
 
@@ -75,6 +80,9 @@ def check_attention(model: PreTrainedModel) -> None:
     for number, kind in enumerate(types):
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
+    heads, kv_heads = (getattr(model.config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if heads and kv_heads and heads % kv_heads:
+        raise UserError(f"model config num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     for setting in ("attn_logit_softcapping", "attention_dropout"):
         value = getattr(model.config, setting, None)
         if value:

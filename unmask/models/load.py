@@ -57,6 +57,8 @@ def load(
     if dtype == torch.float64:
         model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
     embedding = model.get_input_embeddings()
+    if embedding.weight.numel() == 0:
+        raise UserError(f"model.config: an embedding of {tuple(embedding.weight.shape)} holds nothing")
     # An embedding with padding_idx gives its row no gradient, and in several families that row is EOS, which we train.
     embedding.padding_idx = None
     mask_token_id = ensure_mask_token(model, tokenizer, config.mask_token_id)
@@ -115,7 +117,7 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-    except (ValueError, TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
+    except Exception as error:  # whatever transformers raises for values that do not go together
         raise UserError(f"model.config: {kind} cannot be built from it: {_first_line(error)}") from error
 
 
@@ -131,4 +133,6 @@ def _own_tokenizer(path: Path) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The most telling line: StrictDataclass errors name the field first and what is wrong with it last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith(("Validation error", "Class validation error")) else lines[0]

@@ -79,6 +79,10 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     objective = build_objective(config.objective.name, config.objective.options())
     if config.training.precision == "fp16" and config.model.dtype == "float16":
         raise UserError("training.precision=fp16 needs parameters in full precision: set model.dtype=float32")
+    if config.training.precision != "fp32" and config.model.dtype == "float64":
+        raise UserError(
+            f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
+        )
     path = Path(config.checkpoint.path)
     check_writable(path)
     device = _device(config.training.device)
@@ -199,6 +203,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"training.device={name}: no such device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"training.device={name}: unmask trains on cpu and cuda (which includes ROCm)")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"training.device={name}: this torch sees no GPU; use cpu or auto")
     return device
