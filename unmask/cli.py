@@ -28,6 +28,9 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the `unmask` command."""
     try:
+        for argument in sys.argv[1:]:
+            if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
+                raise UserError(f"the argument {argument!r} is not UTF-8 text")
         app()
     except UserError as error:
         print(f"unmask: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -62,13 +62,16 @@ class ObjectiveConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     #: adamw, or one that another package registered.
     name: str = "adamw"
     #: Its peak: `schedule` multiplies it.
     learning_rate: float = Field(default=3e-4, gt=0)
     #: Decay of the running means of the gradient and of its square.
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.

@@ -1,11 +1,13 @@
 """Opening a run's model for use: the same weights, mask token, tokeniser and objective as in training."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.training.tiny import train, weights
 from unmask.errors import UserError
-from unmask.models.checkpoints import open_model
+from unmask.models.checkpoints import open_model, saved_steps, verify
 
 
 def test_a_run_or_a_step_opens_as_it_was_trained(tmp_path):
@@ -58,3 +60,17 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="__0_0.distcp: has"):
         open_model(tmp_path)
+
+
+def test_a_manifest_with_a_damaged_key_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    (folder / "manifest.json").write_text('{"files": {"a": {"bytes": 1, "sha257": "x"}}}')
+    with pytest.raises(UserError, match="not a manifest"):
+        verify(folder)
+
+
+def test_a_file_that_is_named_like_a_step_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "step-00000099").write_text("")
+    assert saved_steps(tmp_path) == []

@@ -53,7 +53,7 @@ def saved_steps(run: Path) -> list[int]:
     """The steps of a run that have a checkpoint, in order."""
     if not run.is_dir():
         return []
-    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir())
+    matches = (_NAME.fullmatch(entry.name) for entry in run.iterdir() if entry.is_dir())
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -90,6 +90,8 @@ def verify(folder: Path) -> None:
         ) from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder)}") from None
+    if not isinstance(manifest, dict) or not all(_is_entry(known) for known in manifest.values()):
+        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder)}")
     for name, known in manifest.items():
         path = folder / name
         if not path.is_file():
@@ -101,6 +103,10 @@ def verify(folder: Path) -> None:
         else:
             continue
         raise UserError(f"{path}: {damage}; {_others(folder)}")
+
+
+def _is_entry(known: Any) -> bool:
+    return isinstance(known, dict) and isinstance(known.get("bytes"), int) and isinstance(known.get("sha256"), str)
 
 
 def _others(folder: Path) -> str:

@@ -89,7 +89,13 @@ class RowModel(nn.Module):
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack. Nothing is pruned or padded here."""
-        device = self.device
+        device, vocabulary = self.device, self.model.get_input_embeddings().weight.shape[0]
+        largest = int(rows.token.max(initial=0))
+        if largest >= vocabulary:
+            raise UserError(
+                f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
+                f"another tokeniser's data, or a damaged file"
+            )
         plan = Plan.from_rows(
             rows,
             dict.fromkeys(self.windows),

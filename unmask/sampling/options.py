@@ -29,7 +29,7 @@ class Options(BaseModel):
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
     #: Of every random draw.
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     @classmethod
     def read(cls, overrides: list[str]) -> Options:
