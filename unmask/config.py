@@ -107,7 +107,7 @@ class TrainingConfig(Section):
     #: cpu, cuda or cuda:N; `auto` is the GPU where there is one.
     device: str = "auto"
     #: CPU threads; empty: torch's choice.
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
 
 
 class ParallelConfig(Section):

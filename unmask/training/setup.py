@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
+from unmask.tracking import trackers
+from unmask.training.optimizers import optimizers
 
 if TYPE_CHECKING:
     from unmask.data import Dataset
@@ -63,13 +65,13 @@ class Run:
         shapes = {name: list(parameter.shape) for name, parameter in self.model.named_parameters()}
         return {
             "objective.name": self.config.objective.name,
-            **{f"objective.{name}": value for name, value in self.config.objective.options().items()},
+            **{f"objective.{name}": value for name, value in self.objective.model_dump(mode="json").items()},
             "training.seed": self.config.training.seed,
             "training.batch_size": self.config.training.batch_size,
             "data.pack_tokens": self.config.data.pack_tokens,
             "data.train": dataset_hash(self.dataset),
             "optimizer.name": self.config.optimizer.name,
-            "model": {"type": self.model.config.model_type, "dtype": self.config.model.dtype, "shapes": shapes},
+            "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": shapes},
         }
 
 
@@ -83,6 +85,9 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         raise UserError(
             f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
         )
+    optimizers[config.optimizer.name]
+    for tracker in config.log.trackers:
+        trackers[tracker]
     path = Path(config.checkpoint.path)
     check_writable(path)
     device = _device(config.training.device)
@@ -118,8 +123,15 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         packs=packs,
         sampler=sampler,
         validation=None if validation is None else _validation(config, validation, loaded.tokenizer),
-        steps=config.training.steps or max(1, math.ceil(config.training.epochs * sampler.steps_per_epoch)),
+        steps=config.training.steps or sampler.steps(config.training.epochs),
     )
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """The model's configuration as JSON keeps it, without what does not change the function it computes."""
+    passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache")
+    fields = {key: value for key, value in model.config.to_dict().items() if key not in passing}
+    return json.loads(json.dumps(fields, default=str))
 
 
 def check_writable(path: Path) -> None:

@@ -7,6 +7,7 @@ random is a function of (seed, step) or (seed, document): a resumed run repeats 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from unmask.training import activations, optimizers, schedules, setup
 from unmask.training.checkpoint import Checkpoints
 from unmask.training.evaluate import evaluate
 from unmask.training.guards import FiniteGuard
+from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter
@@ -57,7 +59,7 @@ class Summary:
         return {
             "step": self.step,
             "steps": self.steps,
-            "loss": self.loss,
+            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
             "path": str(self.path),
             "checkpoint": self.checkpoint and str(self.checkpoint),
             "interrupted": self.interrupted,
@@ -123,12 +125,10 @@ class Trainer:
         self._configure(train_dataset, val_dataset, epochs, batch_size)
         self.run = setup.prepare(self.config, train_dataset, val_dataset)
         self._build()
-        resumed = self._resume()
-        self._write_config()
-        with Interrupt() as self._interrupt, self._tracking():
-            if resumed is not None:
-                self.message(f"going on from {resumed}")
-            self._loop()
+        with alone_in(self.run.path):
+            resumed = self._resume()
+            self._write_config()
+            self._run(resumed)
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -138,6 +138,12 @@ class Trainer:
             interrupted=self._interrupt.signal if self.step < self.steps else None,
             validation=self._bound,
         )
+
+    def _run(self, resumed: Path | None) -> None:
+        with Interrupt() as self._interrupt, self._tracking():
+            if resumed is not None:
+                self.message(f"going on from {resumed}")
+            self._loop()
 
     def stop(self) -> None:
         """End the run after the step in progress; it is saved and can be continued."""
@@ -262,7 +268,7 @@ class Trainer:
             "kind": "step",
             "step": self.step,
             "steps": self.steps,
-            "epoch": self.step / run.sampler.steps_per_epoch,
+            "epoch": self.step * training.batch_size / len(run.packs),
         }
         record |= {"loss": loss, "learning_rate": rate, "grad_norm": norm, **metrics}
         record |= {"tokens": tokens, "rows": sum(len(rows) for rows in micro)}
@@ -377,7 +383,13 @@ def micro_batches(objective: Objective, batch: Sequence[list[Document]], seed: i
     micro = []
     for first in range(0, len(batch), size):
         documents = [document for pack in batch[first : first + size] for document in pack]
-        micro.append(objective.rows(documents, seed, [next(levels) for _ in documents]).pruned())
+        rows = objective.rows(documents, seed, [next(levels) for _ in documents]).pruned()
+        if objective.decoding.kind != "causal" and (rows.label == needs_mask(objective)).any():
+            raise UserError(
+                f"the training data holds the mask token (id {objective.mask_token_id}), which only noise may place: "
+                f"prepare it again without, or choose another model.mask_token_id"
+            )
+        micro.append(rows)
     return micro
 
 
