@@ -167,3 +167,9 @@ def test_a_text_that_spells_the_mask_token_is_read_as_plain_characters(tokenizer
     # A text without it keeps what it always meant: written-out special tokens count as such.
     other, _ = dataset_from([text, "plain <|endoftext|>"], tokenizer).document(1)
     assert list(other[-2:]) == [tokenizer.eos_token_id] * 2
+
+
+def test_a_pattern_exists_when_it_matches(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "a"})
+    assert sources.exists(tmp_path / "a.txt") and sources.exists(f"{tmp_path}/*.txt")
+    assert not sources.exists(f"{tmp_path}/*.md")

@@ -72,6 +72,11 @@ def find_files(source: str | Path | Iterable[str | Path]) -> list[Path]:
     raise UserError(f"{path}: no such file or folder")
 
 
+def exists(source: str | Path) -> bool:
+    """Whether a path is there, or a pattern matches something."""
+    return Path(source).exists() or bool(glob.glob(str(source), recursive=True))
+
+
 def is_dataset(path: Path) -> bool:
     """Whether a folder looks like one that `prepare` wrote."""
     return (path / "manifest.json").is_file() and (path / "offsets.npy").is_file()

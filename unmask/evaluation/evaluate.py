@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.data import Packs, Sampler, dataset_from
+from unmask.data.sources import exists
 from unmask.errors import UserError
 from unmask.evaluation.bound import Bound, bound, text_bytes
 from unmask.models import RowModel
@@ -51,7 +52,7 @@ def evaluate(
     import torch
 
     opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    if isinstance(data, str | Path) and not Path(data).exists():
+    if isinstance(data, str | Path) and not exists(data):
         raise UserError(f"{data}: no such dataset, file or folder")
     available = Packs(dataset_from(data, opened.tokenizer), pack_tokens)
     chosen = Sampler(available, min(packs or len(available), len(available)), seed).batch(0)

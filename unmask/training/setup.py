@@ -13,7 +13,7 @@ import torch
 
 from unmask.config import Config
 from unmask.data import Packs, Sampler, dataset_from, load_tokenizer, open_dataset
-from unmask.data.sources import is_dataset
+from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.objectives import Objective
@@ -99,6 +99,8 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     validation = config.data.validation if validation is None else validation
     if train is None:
         raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
+    if getattr(objective, "clip", None) == "auto" and (validation is None or not config.evaluation.every):
+        raise UserError("objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
     tokenizer = _tokenizer(config, train)
     dataset = _dataset(train, tokenizer, "data.train")
     loaded = load(
@@ -175,7 +177,7 @@ def _tokenizer(config: Config, source: Any) -> Any:
 
 def _dataset(source: Any, tokenizer: Any, key: str) -> Dataset:
     name = source if isinstance(source, str | Path) else type(source).__name__
-    if isinstance(source, str | Path) and not Path(source).exists():
+    if isinstance(source, str | Path) and not exists(source):
         raise UserError(f"{key}={source}: no such dataset, file or folder")
     dataset = dataset_from(source, tokenizer)
     if dataset.tokens == 0:
