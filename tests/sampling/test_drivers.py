@@ -244,3 +244,11 @@ def test_options_from_a_command_line():
     assert Options.read(["temperature=0.8", "steps=4"]) == Options(temperature=0.8, steps=4)
     with pytest.raises(UserError, match="sample: unknown key 'lenght' .did you mean 'length'"):
         Options.read(["lenght=3"])
+
+
+def test_a_prompt_that_cannot_be_one_is_refused():
+    model, mask = tiny()
+    rows = model.get_input_embeddings().weight.shape[0]
+    for prompt, fault in (([3, mask], "the mask token"), ([rows], "outside"), ([-1], "outside")):
+        with pytest.raises(UserError, match=fault):
+            sample(model, None, prompt, decoding=Decoding("block", 4, False), length=3)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.objectives import Decoding, build
 from unmask.registry import Registry
@@ -75,10 +76,15 @@ def sample(
     grid = 1 if method in ("full", "causal") else chosen.block_size or decoding.block_size or 1
     # A causal model needs no mask token; any id stands in for it, since open positions are never fed to it.
     filler = mask if mask is not None else 0
+    ends = [_ids(tokenizer, text) for text in (prompt, suffix if suffix is not None else [])]
+    rows = model.get_input_embeddings().weight.shape[0]
+    for given in [*ends[0], *ends[1]]:
+        if not 0 <= given < rows or given == mask:
+            what = "the mask token" if given == mask else f"outside the model's {rows} embeddings"
+            raise UserError(f"sample: the prompt or suffix holds token id {given}, which is {what}")
     if suffix is None:
-        canvas = continuation(_ids(tokenizer, prompt), chosen.length, filler, eos=eos, block_size=grid)
+        canvas = continuation(ends[0], chosen.length, filler, eos=eos, block_size=grid)
     else:
-        ends = _ids(tokenizer, prompt), _ids(tokenizer, suffix)
         canvas = infill(ends[0], chosen.length, ends[1], filler, block_size=grid)
     banned = _banned(model, tokenizer, mask, eos if suffix is not None else None)
     network = Network(model, decoding, banned)
@@ -106,7 +112,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | Sequence[int]) -
         return [int(token) for token in text]
     if tokenizer is None:
         raise UserError("sample: without a tokeniser the prompt must be token ids")
-    return tokenizer.encode(text, add_special_tokens=False)
+    # As training data is read: a text that spells the mask token is plain characters.
+    return Encoder(tokenizer, eos=False).encode([text])[0].tolist()
 
 
 def _banned(
