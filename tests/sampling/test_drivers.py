@@ -247,8 +247,8 @@ def test_options_from_a_command_line():
 
 
 def test_a_prompt_that_cannot_be_one_is_refused():
-    model, mask = tiny()
+    model, _ = tiny()
     rows = model.get_input_embeddings().weight.shape[0]
-    for prompt, fault in (([3, mask], "the mask token"), ([rows], "outside"), ([-1], "outside")):
+    for prompt, fault in (([3, MASK], "the mask token"), ([rows], "outside"), ([-1], "outside")):
         with pytest.raises(UserError, match=fault):
             sample(model, None, prompt, decoding=Decoding("block", 4, False), length=3)
