@@ -124,6 +124,7 @@ class Trainer:
         """
         self._configure(train_dataset, val_dataset, epochs, batch_size)
         self.run = setup.prepare(self.config, train_dataset, val_dataset)
+        layout.newest(self.run.path, self.config.checkpoint.step)  # a step that is not there is refused first
         self._build()
         with alone_in(self.run.path):
             resumed = self._resume()
