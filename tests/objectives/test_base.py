@@ -88,3 +88,8 @@ def test_the_first_draws_do_not_depend_on_how_many_there_are(name):
     # Fast-dLLM v2's complements follow all first views.
     assert noisy[1][0].tolist() == noisy[0][0].tolist()
     assert noisy[1][len(noisy[1]) // views * (views - 1)].tolist() == noisy[0][-1].tolist()
+
+
+def test_the_mask_token_is_the_models_and_no_option() -> None:
+    with pytest.raises(UserError, match="set model.mask_token_id"):
+        build("mdlm", {"mask_token_id": 3})

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from unmask.config import options_error
+from unmask.errors import UserError
 from unmask.objectives.base import Decoding, Head, LossTerms, Objective
 from unmask.registry import Registry
 
@@ -21,6 +22,8 @@ objectives = Registry(
 
 def build(name: str, options: dict[str, Any] | None = None) -> Objective:
     """The objective `name` with these options; a wrong option is a UserError that names the valid ones."""
+    if "mask_token_id" in (options or {}):
+        raise UserError("objective.mask_token_id is not an option: it follows from the model; set model.mask_token_id")
     kind = objectives[name]
     try:
         return kind(**(options or {}))
