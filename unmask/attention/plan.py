@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unmask.errors import UserError
 from unmask.rows import Rows
-from unmask.rows.tiles import Batch, own_blocks, tiles
+from unmask.rows.tiles import Batch, rectangles
 
 _patterns: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -89,6 +89,16 @@ class TileBatch:
         return self._bias[dtype]
 
 
+def tile_batches(batches: Sequence[Batch], seen: np.ndarray, device: torch.device) -> list[TileBatch]:
+    """The batches in tensors. seen: bool [queries], which rows earlier batches have touched; it is brought up to date."""
+    made = []
+    for batch in batches:
+        touched = (batch.q[:, None] + np.arange(batch.rows)).reshape(-1)
+        made.append(TileBatch(batch, not seen[touched].any(), device))
+        seen[touched] = True
+    return made
+
+
 class Pattern:
     """Attention of one kind over one pack: Q query rows against K key rows.
 
@@ -109,16 +119,7 @@ class Pattern:
     @cached_property
     def batches(self) -> list[TileBatch]:
         """Rectangles that hold every attended pair once, largest first."""
-        lo, hi = self.rows.interval(self.window)
-        if self.query is not None:
-            lo, hi = lo[self.query], hi[self.query]
-        seen = np.zeros(self.queries, bool)
-        made = []
-        for batch in tiles(lo, hi) + own_blocks(self.rows, self.query):
-            touched = (batch.q[:, None] + np.arange(batch.rows)).reshape(-1)
-            made.append(TileBatch(batch, not seen[touched].any(), self.device))
-            seen[touched] = True
-        return made
+        return tile_batches(rectangles(self.rows, self.window, self.query), np.zeros(self.queries, bool), self.device)
 
     @cached_property
     def mask(self) -> Tensor:

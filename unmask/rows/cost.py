@@ -35,3 +35,12 @@ def flops(rows: Rows, shape: Shape) -> float:
     attended = {window: float(pairs(rows, window).sum()) for window in set(shape.windows)}
     attention = sum(12.0 * shape.query_width * attended[window] for window in shape.windows)
     return 6.0 * shape.linear * len(rows) + 6.0 * shape.head * len(rows.labelled) + attention
+
+
+def row_costs(rows: Rows, shape: Shape) -> np.ndarray:
+    """FLOPs of every row, forward and backward, float64 [N]; they sum to `flops`."""
+    cost = np.full(len(rows), 6.0 * shape.linear)
+    cost[rows.labelled] += 6.0 * shape.head
+    for window in set(shape.windows):
+        cost += 12.0 * shape.query_width * shape.windows.count(window) * pairs(rows, window)
+    return cost

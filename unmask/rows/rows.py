@@ -86,6 +86,15 @@ class Rows:
         Drops noisy blocks without a label and, at the end of each document, the clean rows that nothing labelled
         reads (the last clean block of every block-diffusion document). Only tails go, so that windows stay true.
         """
+        index = self.kept()
+        if len(index) == len(self):
+            return self
+        kept = self.take(index)
+        before = np.searchsorted(index, np.arange(self.clean + 1))
+        return replace(kept, lo=before[kept.lo], hi=before[kept.hi])
+
+    def kept(self) -> np.ndarray:
+        """Ascending indices, int64, of the rows that `pruned` keeps."""
         starts, sizes = self.blocks()
         clean = self.clean
         labelled = self.label != IGNORE
@@ -102,11 +111,7 @@ class Rows:
         last = np.full(int(self.document.max(initial=-1)) + 1, -1)
         np.maximum.at(last, self.document[:clean][read], np.flatnonzero(read))
         keep[:clean] = np.arange(clean) <= last[self.document[:clean]]
-        if keep.all():
-            return self
-        before = np.r_[0, np.cumsum(keep[:clean])]
-        kept = self.take(np.flatnonzero(keep))
-        return replace(kept, lo=before[kept.lo], hi=before[kept.hi])
+        return np.flatnonzero(keep)
 
     def take(self, index: np.ndarray) -> Rows:
         """The rows at `index`, as they are: intervals still count the original clean rows."""

@@ -60,30 +60,50 @@ def tiles(lo: np.ndarray, hi: np.ndarray, levels: Sequence[tuple[int, ...]] = LE
     return min((_Peeling(lo, hi, grids) for grids in tried), key=lambda peeling: peeling.cost).batches()
 
 
-def own_blocks(rows: Rows, query: np.ndarray | None = None) -> list[Batch]:
+def own_blocks(rows: Rows, query: np.ndarray | None = None, key: np.ndarray | None = None) -> list[Batch]:
     """Every noisy block against itself, up to each row's reach; blocks of one size in one batch.
 
-    query: ascending indices of the rows that have queries (default: all); q then counts in that selection.
-    Keys are row indices of `rows`.
+    query, key: ascending indices of the rows that have queries, and of those that have keys (default: all); q and k
+    then count in these selections.
     """
     start, size = rows.blocks()
-    if query is None:
-        first, count, reach = start, size, rows.reach
-    else:
-        first = np.searchsorted(query, start)
-        count = np.searchsorted(query, start + size) - first
-        reach = rows.reach[query]
+    query = np.arange(len(rows)) if query is None else query
+    key = np.arange(len(rows)) if key is None else key
+    first, last = np.searchsorted(query, start), np.searchsorted(query, start + size)
+    begin = np.searchsorted(key, start)
+    block = np.repeat(np.arange(len(start)), last - first)
+    noisy = query[len(query) - len(block) :]
+    # How many of a row's reached rows have keys here.
+    reach = np.searchsorted(key, start[block] + rows.reach[noisy]) - begin[block]
+    keys = np.searchsorted(key, start + size) - begin
+    offset = len(query) - len(block)
     shapes: dict[tuple[int, int, bytes], list[int]] = {}
-    for i in np.flatnonzero(count).tolist():
-        ends = reach[first[i] : first[i] + count[i]]
-        key = b"" if ends[0] == size[i] and (ends == size[i]).all() else ends.tobytes()
-        shapes.setdefault((int(count[i]), int(size[i]), key), []).append(i)
+    for i in np.flatnonzero((last > first) & (keys > 0)).tolist():
+        ends = reach[first[i] - offset : last[i] - offset]
+        reached = b"" if ends[0] == keys[i] and (ends == keys[i]).all() else ends.tobytes()
+        shapes.setdefault((int(last[i] - first[i]), int(keys[i]), reached), []).append(i)
     batches = []
-    for (n, keys, reached), members in shapes.items():
-        mask = np.arange(keys) < np.frombuffer(reached, np.int64)[:, None] if reached else None
+    for (n, width, reached), members in shapes.items():
+        mask = np.arange(width) < np.frombuffer(reached, np.int64)[:, None] if reached else None
         if mask is None or mask.any():
-            batches.append(Batch(first[members], n, start[members], keys, mask))
+            batches.append(Batch(first[members], n, begin[members], width, mask))
     return batches
+
+
+def rectangles(
+    rows: Rows, window: int | None = None, query: np.ndarray | None = None, key: np.ndarray | None = None
+) -> list[Batch]:
+    """Rectangles that hold once every attended pair of a row of `query` and a row of `key`.
+
+    query, key: ascending row indices (default: all rows), in which the rectangles count.
+    """
+    lo, hi = rows.interval(window)
+    if query is not None:
+        lo, hi = lo[query], hi[query]
+    if key is not None:
+        clean = key[: np.searchsorted(key, rows.clean)]
+        lo, hi = np.searchsorted(clean, lo), np.searchsorted(clean, hi)
+    return tiles(lo, hi) + own_blocks(rows, query, key)
 
 
 class _Peeling:

@@ -1,0 +1,30 @@
+"""Block: block parallelism (BP). Noisy blocks are placed; each rank recomputes the clean rows its blocks read.
+
+Nothing crosses the network. The clean work is repeated on every rank, so a block's cost counts its own rows only, and
+labelled clean rows (an autoregressive loss) are kept together document by document.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unmask.rows.placement import Shared
+from unmask.rows.placement.balance import balance
+from unmask.rows.rows import IGNORE, Rows
+
+
+class Block:
+    SHARED: Shared = "none"
+
+    def assign(self, rows: Rows, cost: np.ndarray, ranks: int, speeds: np.ndarray | None = None) -> np.ndarray:
+        clean = rows.clean
+        starts, sizes = rows.blocks()
+        documents = int(rows.document.max(initial=-1)) + 1
+        labelled = np.where(rows.label[:clean] != IGNORE, cost[:clean], 0.0)
+        by_document = np.bincount(rows.document[:clean], weights=labelled, minlength=documents)
+        by_block = np.add.reduceat(cost, starts) if len(starts) else np.empty(0)
+        owner = balance(np.r_[by_document, by_block], ranks, speeds)
+        return np.r_[owner[rows.document[:clean]], np.repeat(owner[documents:], sizes)]
+
+
+placement = Block()
