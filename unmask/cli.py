@@ -30,13 +30,18 @@ def main() -> None:
     """Entry point of the `unmask` command."""
     # Threads that sleep between parallel regions, not spin: 2 % slower alone, ten times faster on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # torch remarks, once per rank, that all parameters have been used.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
                 raise UserError(f"the argument {argument!r} is not UTF-8 text")
         app()
     except UserError as error:
-        print(f"unmask: {error}", file=sys.stderr)
+        if _rank() == 0:
+            print(f"unmask: {error}", file=sys.stderr)
+        elif not error.shared:
+            print(f"unmask (rank {_rank()}): {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # a disk that is full or read-only, a file without permission
         where = f"{error.filename}: " if error.filename else ""
@@ -44,6 +49,11 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _rank() -> int:
+    """The number of this process among those that a launcher started together."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def _print_version(asked: bool) -> None:
@@ -86,7 +96,8 @@ def train(
 
     summary = Trainer(config=settings).train()
     again = " ".join(["unmask train", str(config), *(overrides or [])])
-    print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
+    if _rank() == 0:
+        print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
         raise typer.Exit(128 + summary.interrupted)
 

@@ -115,19 +115,41 @@ class ParallelConfig(Section):
 
     #: Copies of the model that share a batch.
     data_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that share a pack: see `placement` and `exchange`.
+    block_parallel_size: int = Field(default=1, ge=1)
     #: Tensor parallelism.
     model_parallel_size: int = Field(default=1, ge=1)
     #: Parts the layers are divided into.
     pipeline_stages: int = Field(default=1, ge=1)
+    #: Which rank of a pack owns which rows: csbp, context, block, serial; `auto`: least work, then fewest bytes.
+    placement: str = "auto"
+    #: How attention reaches others' keys: gather, ring, needed, query, ulysses, ulysses+ring; `auto`: fewest bytes.
+    exchange: str = "auto"
+    #: Neighbouring ranks that a fast network joins, for exchanges of two levels (ulysses+ring).
+    node_size: int | None = Field(default=None, ge=1)
+    #: Relative speeds of a pack's ranks, for placement: a list, `measured` at the start, or `equal`.
+    speeds: Literal["equal", "measured"] | list[Annotated[float, Field(gt=0)]] = "equal"
+    #: Seconds without a sign of another rank after which a run stops.
+    timeout: float = Field(default=600.0, gt=0)
 
     def __init__(self, **sizes: Any):
         super().__init__(**sizes)
 
     def refuse_unsupported(self) -> None:
-        """This version runs on one process; anything else is refused before a worker starts."""
-        for axis, size in self.model_dump().items():
-            if size != 1:
-                raise UserError(f"parallel.{axis}={size}: this version of unmask trains on one process; set it to 1")
+        """What this version cannot do is refused before a worker starts."""
+        for axis in ("model_parallel_size", "pipeline_stages"):
+            if getattr(self, axis) != 1:
+                raise UserError(f"parallel.{axis}={getattr(self, axis)}: not in this version of unmask; set it to 1")
+        blocks, node = self.block_parallel_size, self.node_size
+        if "+" in self.exchange and (node is None or not 1 < node < blocks or blocks % node):
+            raise UserError(
+                f"parallel.exchange={self.exchange} needs parallel.node_size, a divisor of "
+                f"block_parallel_size={blocks} between 1 and it"
+            )
+        if isinstance(self.speeds, list) and len(self.speeds) != blocks:
+            raise UserError(
+                f"parallel.speeds lists {len(self.speeds)} ranks, and block_parallel_size is {blocks}: give one each"
+            )
 
 
 class CheckpointConfig(Section):

@@ -25,6 +25,7 @@ BACKENDS = {
     "reference": "unmask.attention.reference",
     "tiles": "unmask.attention.tiles",
     "flex": "unmask.attention.flex",
+    "divided": "unmask.attention.exchange.divided",
 }
 
 
@@ -42,10 +43,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, scale: float) -> tup
     [1, heads, Q], rows first in memory too, which carries no gradient.
     """
     pattern = lookup(handle)
-    if q.shape[2] != pattern.queries or k.shape[2] != len(pattern.rows):
+    if q.shape[2] != pattern.queries or k.shape[2] != pattern.keys:
         raise RuntimeError(
             f"attend: {q.shape[2]} queries and {k.shape[2]} keys do not fit a plan of {pattern.queries} queries "
-            f"and {len(pattern.rows)} keys"
+            f"and {pattern.keys} keys"
         )
     return backend_of(pattern).forward(q, k, v, pattern, scale)
 

@@ -90,7 +90,7 @@ class TileBatch:
 
 
 def tile_batches(batches: Sequence[Batch], seen: np.ndarray, device: torch.device) -> list[TileBatch]:
-    """The batches in tensors. seen: bool [queries], which rows earlier batches have touched; it is brought up to date."""
+    """The batches in tensors. seen: bool [queries], rows that earlier batches touched; it is brought up to date."""
     made = []
     for batch in batches:
         touched = (batch.q[:, None] + np.arange(batch.rows)).reshape(-1)
@@ -110,6 +110,7 @@ class Pattern:
         self.rows, self.window, self.query = rows, window, query
         self.backend, self.device = backend, device
         self.queries = len(rows) if query is None else len(query)
+        self.keys = len(rows)
         #: FlexAttention's form of the pattern, where that backend has made it.
         self.flex: Any = None
         number = next(_numbers)

@@ -6,13 +6,15 @@ decoder or the head from outside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unmask.attention import Plan
+from unmask.attention.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_windows
 from unmask.models.last_layer import skip_unlabelled
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 class RowBatch:
     """One pack on the model's device; keep it until backward has ended (it holds the plan).
 
-    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows.
+    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows. On several
+    ranks these are the rows that this one holds, and whole(values [n]) gives those of all the pack's labelled rows.
     """
 
     token: Tensor
@@ -38,6 +41,15 @@ class RowBatch:
     weight: Tensor
     count: float
     plan: Plan
+    whole: Callable[[Tensor], Tensor] | None = None
+
+
+class Divide(Protocol):
+    """The block axis (`unmask.parallel.block.BlockAxis`)."""
+
+    def divide(self, rows: Rows, device: torch.device) -> tuple[Rows, Plan | None, Callable[[Tensor], Tensor]]:
+        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch.whole."""
+        ...
 
 
 class RowModel(nn.Module):
@@ -52,6 +64,8 @@ class RowModel(nn.Module):
         self.model = model
         self.backend = backend
         self.windows = layer_windows(model)
+        #: Divides packs over ranks; None on one.
+        self.axis: Divide | None = None
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)
@@ -87,8 +101,17 @@ class RowModel(nn.Module):
         head = self.model.get_output_embeddings().weight.numel()
         return Shape(int(linear), head, heads * head_dim, tuple(self.windows))
 
+    def widths(self, arithmetic: torch.dtype) -> Widths:
+        """What a row of a layer takes on the wire when attention runs in `arithmetic`."""
+        config = self.model.config
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        wide = 8 if arithmetic == torch.float64 else 4
+        return Widths(heads, kv_heads, head_dim, arithmetic.itemsize, wide, wide)
+
     def collate(self, rows: Rows) -> RowBatch:
-        """Tensors and the plan of one pack. Nothing is pruned or padded here."""
+        """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""
         device, vocabulary = self.device, self.model.get_input_embeddings().weight.shape[0]
         largest = int(rows.token.max(initial=0))
         if largest >= vocabulary:
@@ -96,13 +119,17 @@ class RowModel(nn.Module):
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
-        plan = Plan.from_rows(
-            rows,
-            dict.fromkeys(self.windows),
-            backend=self.backend,
-            device=device,
-            labelled_window=self.windows[-1] if self.skips else "none",
-        )
+        plan = whole = None
+        if self.axis is not None:
+            rows, plan, whole = self.axis.divide(rows, device)
+        if plan is None:
+            plan = Plan.from_rows(
+                rows,
+                dict.fromkeys(self.windows),
+                backend=self.backend,
+                device=device,
+                labelled_window=self.windows[-1] if self.skips else "none",
+            )
         labelled = rows.labelled
 
         def tensor(array: Any) -> Tensor:
@@ -117,6 +144,7 @@ class RowModel(nn.Module):
             weight=tensor(rows.weight[labelled]).to(wide),
             count=rows.count,
             plan=plan,
+            whole=whole,
         )
 
     def hidden(self, batch: RowBatch) -> Tensor:
@@ -136,12 +164,13 @@ class RowModel(nn.Module):
 
         head = self.head()
         with torch.no_grad():
-            return linear_cross_entropy(
+            nll = linear_cross_entropy(
                 *(hidden, head.weight, batch.label, batch.weight),
                 bias=head.bias,
                 softcap=head.softcap,
                 exclude=objective.excluded_token,
             )[1]
+        return nll if batch.whole is None else batch.whole(nll)
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -104,7 +104,7 @@ class Rows:
         read = labelled[:clean].copy()
         frontier = np.concatenate([np.flatnonzero(read), np.flatnonzero(keep[clean:]) + clean])
         while len(frontier):
-            seen = _covered(self.lo[frontier], self.hi[frontier], clean)
+            seen = covered(self.lo[frontier], self.hi[frontier], clean)
             frontier = np.flatnonzero(seen & ~read)
             read |= seen
         # A clean row stays when some row at or after it, in its document, is read.
@@ -249,7 +249,7 @@ def _concatenate(parts: Sequence[Rows], count: float) -> Rows:
     return Rows(**arrays, count=count)
 
 
-def _covered(lo: np.ndarray, hi: np.ndarray, n: int) -> np.ndarray:
+def covered(lo: np.ndarray, hi: np.ndarray, n: int) -> np.ndarray:
     """bool [n], True where some interval [lo, hi) covers."""
     change = np.zeros(n + 1, np.int64)
     np.add.at(change, lo, 1)

@@ -18,6 +18,8 @@ from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
+from unmask.parallel import apply
+from unmask.parallel.mesh import world_size
 from unmask.tracking import trackers
 from unmask.training.optimizers import optimizers
 
@@ -90,7 +92,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         trackers[tracker]
     path = Path(config.checkpoint.path)
     check_writable(path)
-    device = _device(config.training.device)
+    device = device_of(config)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.training.seed)
@@ -113,12 +115,14 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     _check_vocabulary(loaded.model, loaded.tokenizer, dataset)
     packs = Packs(dataset, config.data.pack_tokens)
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
+    row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
+    apply.check(config, row_model)
     return Run(
         config=config,
         path=path,
         device=device,
         model=loaded.model,
-        row_model=RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention),
+        row_model=row_model,
         tokenizer=loaded.tokenizer,
         objective=objective.model_copy(update={"mask_token_id": loaded.mask_token_id}),
         dataset=dataset,
@@ -210,9 +214,13 @@ def _check_vocabulary(model: Any, tokenizer: Any, dataset: Dataset) -> None:
         raise UserError(f"data.train holds the token id {largest} and the model has {rows} embeddings")
 
 
-def _device(name: str) -> torch.device:
+def device_of(config: Config) -> torch.device:
+    """The device of this process: of several on one machine, each takes the GPU of its number."""
+    name = config.training.device
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
     except RuntimeError:

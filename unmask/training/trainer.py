@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from unmask.errors import UserError
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
+from unmask.parallel import apply, mesh
 from unmask.rows import Document, Rows, flops
 from unmask.tracking import Record, Start, Tracker, trackers
 from unmask.training import activations, optimizers, schedules, setup
@@ -31,7 +32,7 @@ from unmask.training.guards import FiniteGuard
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
 from unmask.training.signals import Interrupt
-from unmask.training.speed import Meter
+from unmask.training.speed import Meter, memory
 
 if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
@@ -123,22 +124,31 @@ class Trainer:
         data (then config.training.steps does not count); batch_size: packs of data.pack_tokens tokens per update.
         """
         self._configure(train_dataset, val_dataset, epochs, batch_size)
-        self.run = setup.prepare(self.config, train_dataset, val_dataset)
-        layout.newest(self.run.path, self.config.checkpoint.step)  # a step that is not there is refused first
-        self._build()
-        with alone_in(self.run.path):
-            resumed = self._resume()
-            self._write_config()
-            self._run(resumed)
+        with mesh.started(self.config.parallel, setup.device_of(self.config)) as self.mesh:
+            self._train(train_dataset, val_dataset)
         return Summary(
             step=self.step,
             steps=self.steps,
             loss=self._loss,
             path=self.run.path,
             checkpoint=self._saved,
-            interrupted=self._interrupt.signal if self.step < self.steps else None,
+            interrupted=self._signal if self.step < self.steps else None,
             validation=self._bound,
         )
+
+    def _train(self, train_dataset: Any, val_dataset: Any) -> None:
+        self.run = self.mesh.together(lambda: setup.prepare(self.config, train_dataset, val_dataset))
+        self.mesh.agree(
+            {**self.run.fingerprint(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
+        )
+        # A step that is not there is refused first.
+        self.mesh.together(lambda: layout.newest(self.run.path, self.config.checkpoint.step))
+        self._build()
+        with ExitStack() as held:
+            self.mesh.together(lambda: held.enter_context(alone_in(self.run.path)), first=True)
+            resumed = self.mesh.together(self._resume)
+            self.mesh.together(self._write_config, first=True)
+            self._run(resumed)
 
     def _run(self, resumed: Path | None) -> None:
         with Interrupt() as self._interrupt, self._tracking():
@@ -181,9 +191,10 @@ class Trainer:
         self.guard = FiniteGuard()
         self.meter = Meter(run.device, run.dtype)
         self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
-        names = ["jsonl", "console", *self.config.log.trackers]
+        names = ["jsonl", "console", *self.config.log.trackers] if self.mesh.first else []
         self._trackers: list[Tracker] = [trackers[name]() for name in names]
         self._stopping = False
+        self._signal: int | None = None
         self._loss: float | None = None
         self._saved: Path | None = None
         self._bound: Bound | None = None
@@ -196,6 +207,7 @@ class Trainer:
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
+        self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
 
     def _write_config(self) -> None:
         try:
@@ -223,10 +235,11 @@ class Trainer:
         while self.step < self.steps and not self._ending():
             record = self._train_step()
             if self.step % self.config.log.every == 0 or self.step == self.steps:
-                record |= {**self.meter.read(), "time": time.time()}
+                record |= {**self.meter.read(), **self._ranks(), "time": time.time()}
                 self._log(record)
             for callback in self.callbacks:
                 callback(self, record)
+            self._agree_on_signal()
             every = self.config.checkpoint.every
             if self.step == self.steps or self._ending() or (every and self.step % every == 0):
                 self._save()
@@ -243,7 +256,8 @@ class Trainer:
         self.meter.start()
         batch = run.sampler.batch(self.step)
         objective = self.objective.at(self.step, self.steps)
-        micro = micro_batches(objective, batch, training.seed, training.micro_batch)
+        part = self.mesh.position["replicate"], self.mesh.sizes["replicate"]
+        micro = micro_batches(objective, batch, training.seed, training.micro_batch, part)
         rate = schedules.multiplier(self.config.schedule, self.step, self.steps) * self.config.optimizer.learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -263,7 +277,7 @@ class Trainer:
         self._loss = loss
 
         tokens = sum(len(document) for pack in batch for document in pack)
-        self.meter.add(tokens, sum(flops(rows, run.row_model.shape) for rows in micro))
+        self.meter.add(tokens, metrics.pop("flops") / self.mesh.size)
         self.guard.check(self.step, loss, norm, [document.sample for pack in batch for document in pack])
         record = {
             "kind": "step",
@@ -272,27 +286,32 @@ class Trainer:
             "epoch": self.step * training.batch_size / len(run.packs),
         }
         record |= {"loss": loss, "learning_rate": rate, "grad_norm": norm, **metrics}
-        record |= {"tokens": tokens, "rows": sum(len(rows) for rows in micro)}
+        record |= {"tokens": tokens}
         return record if update else record | self._skipped(norm)
 
     def _forward_backward(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
-        """Gradients of sum / count into the parameters; returns the loss and the mean of the unweighted nll."""
-        row_model = self.run.row_model
-        count = sum(rows.count for rows in micro) or 1.0
-        sums: dict[str, Any] = {}
-        for rows in micro:
-            if len(rows.labelled) == 0:
-                continue
+        """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
+        FLOPs of all processes. micro: of this process's replica."""
+        row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
+        work = sum(flops(rows, row_model.shape) for rows in micro)
+        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work]
+        count, rows_in_all, work = self.mesh.sum([value if counts else 0.0 for value in own])
+        # A process that has nothing to learn from still takes its part in the sums.
+        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if self.mesh.size > 1 else [])
+        sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
+        for rows in passed:
             batch = row_model.collate(rows)
-            with self.run.arithmetic():
-                terms = row_model(batch, objective)
-            self.scaler.scale(terms.sum / count).backward()
+            last = rows is passed[-1]
+            with nullcontext() if last or self.mesh.size == 1 else self.module.no_sync():
+                with self.run.arithmetic():
+                    terms = self.module(batch, objective)
+                self.scaler.scale(terms.sum / (count or 1.0)).backward()
             for name, value in {"loss": terms.sum, **terms.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
         # Read only now: on a GPU every reading waits for the work before it.
-        means = {name: float(value) for name, value in sums.items()}
+        means = dict(zip(sums, self.mesh.sum([float(value) for value in sums.values()]), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
-        return means.get("loss", 0.0) / count, metrics
+        return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
 
     def _clip(self) -> float:
         """The norm of the whole gradient, which is scaled down to `training.clip` where that is smaller."""
@@ -311,8 +330,25 @@ class Trainer:
         for tracker in self._trackers:
             tracker.log(record)
 
+    def _ranks(self) -> Record:
+        """What each rank did since the last reading, in lists by rank; nothing for one process."""
+        if self.mesh.size == 1:
+            return {}
+        mine = {"rank_memory": memory(self.run.device)}
+        if self.block_axis is not None:
+            mine |= self.block_axis.read()
+        everyone = self.mesh.gathered(mine)
+        return {key: [theirs[key] for theirs in everyone] for key in mine}
+
+    def _agree_on_signal(self) -> None:
+        """A signal that one process received ends the run on all of them, after the same step."""
+        stop, number = self.mesh.largest([float(self._stopping), float(self._interrupt.signal or 0)])
+        self._stopping, self._signal = bool(stop), int(number) or None
+
     def _ending(self) -> bool:
-        return self._stopping or self._interrupt.signal is not None
+        if self.mesh.size == 1:
+            self._signal = self._interrupt.signal
+        return self._stopping or self._signal is not None
 
     # evaluation
 
@@ -325,7 +361,8 @@ class Trainer:
         """The likelihood bound on the validation packs; `clip: auto` then chooses its noise levels."""
 
         def watch(done: int, packs: int) -> None:
-            if self._interrupt.signal is not None:
+            self._agree_on_signal()
+            if self._signal is not None:
                 raise _Abandoned
 
         try:
@@ -355,7 +392,9 @@ class Trainer:
             "streak": self.guard.streak,
             "exact": self.run.fingerprint(),
         }
-        self._saved = self.checkpoints.save(self.step, state, self.config.dump(), self.run.tokenizer)
+        config, tokenizer = self.config.dump(), self.run.tokenizer
+        self.mesh.together(lambda: self.checkpoints.save(self.step, state, config, tokenizer), first=True)
+        self._saved = layout.step_folder(self.run.path, self.step)
 
     def _resume(self) -> Path | None:
         """Take up the newest checkpoint (or checkpoint.step) of this run's folder, if there is one."""
@@ -378,13 +417,21 @@ class Trainer:
         return folder
 
 
-def micro_batches(objective: Objective, batch: Sequence[list[Document]], seed: int, size: int) -> list[Rows]:
-    """The rows of a step, `size` packs at a time, their documents side by side under the noise levels of the step."""
+def micro_batches(
+    objective: Objective, batch: Sequence[list[Document]], seed: int, size: int, part: tuple[int, int] = (0, 1)
+) -> list[Rows]:
+    """The rows of a step, `size` packs at a time, their documents side by side under the noise levels of the step.
+
+    part: (r, R) makes micro-batches r, r + R, ... only, those of replica r of R.
+    """
     levels = iter(objective.levels([document for pack in batch for document in pack], seed))
     micro = []
-    for first in range(0, len(batch), size):
+    for number, first in enumerate(range(0, len(batch), size)):
         documents = [document for pack in batch[first : first + size] for document in pack]
-        rows = objective.rows(documents, seed, [next(levels) for _ in documents]).pruned()
+        its_levels = [next(levels) for _ in documents]
+        if number % part[1] != part[0]:
+            continue
+        rows = objective.rows(documents, seed, its_levels).pruned()
         if objective.decoding.kind != "causal" and (rows.label == needs_mask(objective)).any():
             raise UserError(
                 f"the training data holds the mask token (id {objective.mask_token_id}), which only noise may place: "

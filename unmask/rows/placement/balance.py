@@ -33,7 +33,9 @@ def zigzag(n: int, ranks: int, speeds: np.ndarray | None = None, grid: int = 1) 
     return np.repeat(segment, np.diff(edge))
 
 
-def balance(cost: np.ndarray, ranks: int, speeds: np.ndarray | None = None, load: np.ndarray | None = None) -> np.ndarray:
+def balance(
+    cost: np.ndarray, ranks: int, speeds: np.ndarray | None = None, load: np.ndarray | None = None
+) -> np.ndarray:
     """Owner of every item, int64 [n], so that the slowest rank's time (load / speed) is small.
 
     cost: float64 [n]; load: float64 [ranks], what each rank has to do already. Deals are improved and the best is

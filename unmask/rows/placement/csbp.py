@@ -37,7 +37,9 @@ class ContextShardedBlocks:
         if clean:
             # The last clean row a block reads; a block that reads none lies beside the document's first.
             beside = np.clip(rows.hi[starts] - 1, 0, clean - 1)
-            candidates.insert(0, owner[np.where(rows.hi[starts] > rows.lo[starts], beside, rows.lo[starts].clip(0, clean - 1))])
+            candidates.insert(
+                0, owner[np.where(rows.hi[starts] > rows.lo[starts], beside, rows.lo[starts].clip(0, clean - 1))]
+            )
         return np.r_[owner, np.repeat(_first_balanced(candidates, blocks, speed, load), sizes)]
 
 

@@ -1,0 +1,1 @@
+"""Several processes: the mesh they form, and what each axis of it does to a training step."""

@@ -1,0 +1,88 @@
+"""The whole parallel story of a model, in the order in which it is applied."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from unmask.attention.exchange import check_name
+from unmask.attention.exchange.ulysses import check_heads
+from unmask.config import Config, ParallelConfig
+from unmask.errors import UserError
+from unmask.models import RowModel
+from unmask.parallel.block import BlockAxis, Layers
+from unmask.parallel.data import summed
+from unmask.parallel.mesh import Mesh
+from unmask.rows.placement import placements
+
+
+def parallelise(
+    row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype
+) -> tuple[nn.Module, BlockAxis | None]:
+    """The module a training step calls, and its block axis if there is one.
+
+    block: packs are divided over the axis's ranks; then gradients are summed over all processes of the mesh.
+    """
+    if mesh.size == 1:
+        return row_model, None
+    block = None
+    if mesh.axis is not None:
+        layers = Layers(row_model.shape, row_model.widths(arithmetic), row_model.skips)
+        block = BlockAxis(mesh.axis, layers, config.placement, config.exchange, rank_speeds(mesh, config))
+        row_model.axis = block
+    return summed(row_model, mesh.device), block
+
+
+def check(config: Config, row_model: RowModel) -> None:
+    """UserError for what cannot run on the mesh that `config` asks for; needs no processes."""
+    parallel = config.parallel
+    blocks, copies = parallel.block_parallel_size, parallel.data_parallel_size
+    check_name(parallel.exchange)
+    if parallel.placement != "auto":
+        placements[parallel.placement]
+    micro = config.training.batch_size // config.training.micro_batch
+    if copies > micro:
+        raise UserError(
+            f"parallel.data_parallel_size={copies}: every copy of the model needs a micro-batch; a step has {micro} "
+            f"(training.batch_size / micro_batch): raise batch_size to {copies * config.training.micro_batch}"
+        )
+    if blocks == 1:
+        return
+    if config.model.attention not in ("auto", "tiles"):
+        raise UserError(
+            f"model.attention={config.model.attention} needs whole packs: with block_parallel_size={blocks} use tiles"
+        )
+    if blocks > config.data.pack_tokens:
+        raise UserError(
+            f"parallel.block_parallel_size={blocks}: more ranks than tokens in a pack "
+            f"(data.pack_tokens={config.data.pack_tokens})"
+        )
+    if parallel.exchange.startswith("ulysses"):
+        widths = row_model.widths(torch.float32)
+        size = parallel.node_size if "+" in parallel.exchange and parallel.node_size else blocks
+        check_heads(widths.heads, widths.kv_heads, size)
+
+
+def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:
+    """Relative speeds of the ranks of this process's pack, as asked for; None: equal."""
+    if config.speeds == "equal":
+        return None
+    if isinstance(config.speeds, list):
+        return np.array(config.speeds)
+    mine = _measured_speed(mesh.device)
+    first = mesh.rank - mesh.position["block"]
+    return np.array(mesh.gathered(mine)[first : first + mesh.sizes["block"]])
+
+
+def _measured_speed(device: torch.device, size: int = 512) -> float:
+    """Products of square matrices per second, the median of several."""
+    matrix = torch.full((size, size), 0.5, device=device)
+    taken = []
+    for _ in range(12):
+        start = time.perf_counter()
+        (matrix @ matrix)[0, 0].item()
+        taken.append(time.perf_counter() - start)
+    return 1.0 / float(np.median(taken[2:]))

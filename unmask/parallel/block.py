@@ -1,0 +1,161 @@
+"""The block axis of a training step: placement + mesh -> the rows and the plan of this rank.
+
+    owner = placement.assign(rows, cost)          every rank computes the same
+    rows, plan = what this rank holds             clean rows first, then its noisy blocks
+    loss, gradients                               summed over the ranks, nothing else changes
+
+With `csbp` the plan's attention exchanges clean keys and values; with `context` all rows'; with `block` nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unmask.attention import Plan
+from unmask.attention.exchange import Axis, Division, Widths, bytes_sent, resolve
+from unmask.attention.exchange.divided import DividedPattern
+from unmask.rows import IGNORE, Rows, Shape, pairs
+from unmask.rows.cost import row_costs
+from unmask.rows.placement import Placement, held, placements
+
+#: `auto` takes, among the placements whose slowest rank is within this factor of the best, the one that sends least.
+SLACK = 1.05
+CANDIDATES = ("csbp", "context", "block")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One pack on the block axis. name: of the placement; owner: rank of every row, int64 [N]."""
+
+    name: str
+    placement: Placement
+    rows: Rows
+    owner: np.ndarray
+    ranks: int
+
+    def local(self, rank: int) -> tuple[np.ndarray, Rows]:
+        """What `rank` computes: ascending indices of the pack, and the rows (one inert row where there are none)."""
+        return held(self.rows, self.owner, self.placement.SHARED, rank)
+
+    def division(self, window: int | None, labelled: bool = False) -> Division:
+        return Division.of(self.rows, self.owner, self.ranks, self.placement.SHARED, window, labelled)
+
+
+class Layers:
+    """What the block axis needs to know of a decoder's attention.
+
+    kinds: (window, labelled queries only) of every layer; widths: of a row on the wire; shape: for the costs.
+    """
+
+    def __init__(self, shape: Shape, widths: Widths, skips: bool):
+        self.shape, self.widths = shape, widths
+        self.kinds = [(window, False) for window in shape.windows]
+        if skips:
+            self.kinds[-1] = (shape.windows[-1], True)
+
+
+def place(
+    rows: Rows, layers: Layers, ranks: int, name: str = "auto", exchange: str = "auto", speeds: np.ndarray | None = None
+) -> Placed:
+    """The pack placed on `ranks` ranks by the placement `name`; `auto` by the slowest rank's work, then by bytes."""
+    cost = row_costs(rows, layers.shape)
+    if name != "auto":
+        placement = placements[name]
+        return Placed(name, placement, rows, placement.assign(rows, cost, ranks, speeds), ranks)
+    tried = []
+    for candidate in CANDIDATES:
+        placed = place(rows, layers, ranks, candidate, exchange, speeds)
+        slowest = (work(placed, layers) / (1.0 if speeds is None else speeds)).max()
+        forward, backward = sent(placed, layers, exchange)
+        tried.append((slowest, forward.sum() + backward.sum(), placed))
+    best = min(slowest for slowest, _, _ in tried)
+    return min((each for each in tried if each[0] <= SLACK * best), key=lambda each: each[1])[2]
+
+
+def work(placed: Placed, layers: Layers) -> np.ndarray:
+    """FLOPs of every rank, forward and backward, float64 [ranks]."""
+    if placed.placement.SHARED == "none":
+        return np.array([row_costs(placed.local(rank)[1], layers.shape).sum() for rank in range(placed.ranks)])
+    cost = row_costs(placed.rows, layers.shape)
+    return np.bincount(placed.owner, weights=cost, minlength=placed.ranks)
+
+
+def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes every rank sends for one pack over all layers, forward and backward (without recomputation): exact."""
+    forward, backward = np.zeros(placed.ranks, np.int64), np.zeros(placed.ranks, np.int64)
+    if placed.placement.SHARED == "none":
+        return forward, backward
+    for kind in set(layers.kinds):
+        division = placed.division(*kind)
+        name = resolve(exchange, division, layers.widths)
+        there, back = bytes_sent(name, division, layers.widths, node_size)
+        forward += layers.kinds.count(kind) * there
+        backward += layers.kinds.count(kind) * back
+    return forward, backward
+
+
+class BlockAxis:
+    """Divides packs over the ranks of a block axis. Called by RowModel.collate; the same on every rank but `rank`."""
+
+    def __init__(self, axis: Axis, layers: Layers, placement: str, exchange: str, speeds: np.ndarray | None = None):
+        self.axis, self.layers = axis, layers
+        self.placement, self.exchange, self.speeds = placement, exchange, speeds
+        self._rows = self._pairs = 0
+
+    @property
+    def rank(self) -> int:
+        return self.axis.wire.rank
+
+    def divide(self, rows: Rows, device: torch.device) -> tuple[Rows, Plan | None, Callable[[Tensor], Tensor]]:
+        """(this rank's rows, their plan or None for a pack of their own, what makes per-row results whole again)."""
+        placed = place(rows, self.layers, self.axis.wire.size, self.placement, self.exchange, self.speeds)
+        index, local = placed.local(self.rank)
+        self._rows += len(local)
+        self._pairs += int(pairs(local).sum())
+        if len(local) == 0:
+            local = inert(rows)
+        whole = partial(self._whole, index[local.label[: len(index)] != IGNORE], rows.labelled)
+        if placed.placement.SHARED == "none":
+            return local, None, whole
+        return local, self._plan(placed, local, device), whole
+
+    def read(self) -> dict[str, Any]:
+        """This rank's rows, pairs (of a full layer), bytes sent by kind and seconds waited, since the last reading."""
+        sent, waited = self.axis.traffic.read()
+        found = {"rank_rows": self._rows, "rank_pairs": self._pairs, "rank_sent": sent, "rank_waited": waited}
+        self._rows = self._pairs = 0
+        return found
+
+    def _plan(self, placed: Placed, local: Rows, device: torch.device) -> Plan:
+        patterns: dict[Any, Any] = {}
+        for kind in set(self.layers.kinds):
+            division = placed.division(*kind)
+            name = resolve(self.exchange, division, self.layers.widths)
+            patterns[kind] = DividedPattern(division, name, self.axis, device)
+        labelled = torch.from_numpy(local.labelled).to(device) if any(only for _, only in self.layers.kinds) else None
+        return Plan(patterns, labelled)
+
+    def _whole(self, mine: np.ndarray, every: np.ndarray, values: Tensor) -> Tensor:
+        """The values of all labelled rows `every`, from those of this rank's rows `mine`."""
+        total = values.new_zeros(len(every))
+        total[torch.from_numpy(np.searchsorted(every, mine)).to(values.device)] = values
+        dist.all_reduce(total, group=self.axis.wire.groups[0])
+        return total
+
+
+def inert(rows: Rows) -> Rows:
+    """One row without a label that nobody reads, for a rank that would compute nothing."""
+    one = rows.take(np.array([0]))
+    zero = np.array([0])
+    return Rows(
+        token=one.token, position=one.position, block=zero, lo=zero, hi=zero, reach=zero + 1, label=zero + IGNORE,
+        weight=zero * 0.0, document=one.document, count=rows.count,
+    )  # fmt: skip
