@@ -81,16 +81,21 @@ class Gradients:
         # The CPU kernel's half-precision backward is up to four times slower than its fp32 one.
         return x.to(self.wide) if x.device.type == "cpu" else x
 
-    def add(self, k: Tensor, v: Tensor, batches: Sequence[TileBatch]) -> tuple[Tensor, Tensor]:
-        """dk and dv over the rectangles of `batches`, whose keys count in k and v; dq grows."""
+    def zeros(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums for dk and dv, still zero."""
+        return empty_rows_first(k, dtype=self.wide).zero_(), empty_rows_first(v, dtype=self.wide).zero_()
+
+    def add(
+        self, k: Tensor, v: Tensor, batches: Sequence[TileBatch], sums: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """dk and dv over the rectangles of `batches`, whose keys count in k and v, added to `sums`; dq grows."""
+        dk, dv = sums or self.zeros(k, v)
         k, v = self._ready(k), self._ready(v)
-        dk, dv = (empty_rows_first(x, dtype=self.wide).zero_() for x in (k, v))
         for batch in batches:
             of = batch.q.of
             saved = of(self.q), batch.k.of(k), batch.k.of(v), of(self.out), of(self.lse)
             parts = flash.backward(of(self.grad), saved, batch.bias(self.q.dtype), self.scale)
-            collect = batch.q.put if batch.first else batch.q.add
-            collect(self.dq, parts[0])
+            batch.q.add(self.dq, parts[0])
             batch.k.add(dk, parts[1])
             batch.k.add(dv, parts[2])
         return dk, dv

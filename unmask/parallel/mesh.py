@@ -102,6 +102,12 @@ class Mesh:
                     )
                     raise UserError(f"rank {rank} was started with another configuration: {difference}", shared=True)
 
+    def close(self) -> None:
+        """Wait for what is still on its way."""
+        if self.axis is not None:
+            for wire in filter(None, (self.axis.wire, self.axis.within, self.axis.between)):
+                wire.close()
+
     def __post_init__(self) -> None:
         assert self.size == self.sizes["replicate"] * self.sizes["block"]
 
@@ -147,6 +153,8 @@ def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
                 yield mesh
             except RuntimeError as error:
                 raise lost(mesh, error) from error
+            finally:
+                mesh.close()
     finally:
         dist.destroy_process_group()
 

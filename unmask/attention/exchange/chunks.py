@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Keys of rank `source`, n of its shared rows, and the tiles over them; sent: how many of ours the reader gets."""
+    """Keys that come from rank `source`: how many rows, and the tiles over them."""
 
     source: int
     rows: int
@@ -26,11 +27,11 @@ class Chunk:
 
 
 def local_and_remote(
-    division: Division, rank: int, device: torch.device, received: dict[int, np.ndarray]
+    division: Division, rank: int, device: torch.device, received: Sequence[tuple[int, np.ndarray]]
 ) -> tuple[list[TileBatch], list[Chunk]]:
-    """Tiles over the rank's own keys, and a Chunk for each source, in the order they will be computed.
+    """Tiles over the rank's own keys, and a Chunk for each arrival, in the order they will be computed.
 
-    received: for each source, in that order, the ascending row indices whose keys arrive.
+    received: (source, ascending row indices whose keys arrive), in that order.
     """
     query = division.query[rank]
     seen = np.zeros(max(1, len(query)), bool)
@@ -39,7 +40,7 @@ def local_and_remote(
         return tile_batches(rectangles(division.rows, division.window, query, key), seen, device)
 
     own = over(division.held[rank])
-    return own, [Chunk(source, len(key), over(key)) for source, key in received.items()]
+    return own, [Chunk(source, len(key), over(key)) for source, key in received]
 
 
 def flat(x: Tensor) -> Tensor:

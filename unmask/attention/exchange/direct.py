@@ -1,14 +1,16 @@
 """Direct exchange: every rank sends keys and values straight to those that read them, and gets their gradients back.
 
-In round s = 1 .. P-1 rank r sends to r + s and receives from r - s; all rounds are posted at once, local tiles are
-computed while they travel, then each arrival as it is needed. Backward fetches again (nothing remote was saved), and in
-round s returns dk and dv to r - s while the next chunk is computed. `gather` sends all shared rows to everyone,
-`needed` to each rank what it reads.
+Round after round rank r sends a piece to r + s and receives one from r - s, s = 1 .. P-1. All rounds are posted at once
+and go over the network one after another, so that the first piece can be computed while the next is on its way; local
+tiles come first. Backward fetches again (nothing remote was saved) and returns dk and dv piece by piece, with half of
+the local tiles before the first arrival and half after the last, while the last gradients travel. `gather` sends all
+shared rows to everyone, `needed` to each rank what it reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +19,35 @@ from torch import Tensor
 from unmask.attention.exchange.chunks import Pair, buffer, flat, gradient_dtype, heads_first, local_and_remote
 from unmask.attention.exchange.division import Division, Widths
 from unmask.attention.exchange.wire import Round, Wire
+from unmask.attention.plan import TileBatch
 from unmask.attention.tiles import Gradients, Partial, narrowed
 
 #: Which of `owner`'s shared rows `reader` gets: ascending positions.
 Choice = Callable[[Division, int, int], np.ndarray]
+
+#: About so many pieces arrive in all; a piece has at least LEAST rows.
+PIECES, LEAST = 6, 256
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What `reader` gets of our shared rows in one round: `rows` of them, from `first` on or at `index`."""
+
+    reader: int
+    rows: int
+    first: int
+    index: Tensor | None
+
+    def of(self, x: Tensor) -> Tensor:
+        """The rows of x [rows, heads, head_dim]."""
+        return x[self.first : self.first + self.rows] if self.index is None else x.index_select(0, self.index)
+
+    def add(self, x: Tensor, part: Tensor) -> None:
+        """Add `part` to these rows of x."""
+        if self.index is None:
+            x[self.first : self.first + self.rows].add_(part)
+        else:
+            x.index_add_(0, self.index, part)
 
 
 class Direct:
@@ -29,16 +56,19 @@ class Direct:
     def __init__(self, division: Division, wire: Wire, device: torch.device, choose: Choice):
         self.wire = wire
         rank, ranks = wire.rank, wire.size
-        sources = [(rank - shift) % ranks for shift in range(1, ranks)]
-        received = {source: division.shared[source][choose(division, rank, source)] for source in sources}
-        self.local, self.chunks = local_and_remote(division, rank, device, received)
-        #: For each round, who gets which of our rows (None: the first n of them, n).
-        self.sends: list[tuple[int, Tensor | None, int]] = []
+        received: list[tuple[int, np.ndarray]] = []
+        #: What we send in each round, and to whom.
+        self.sends: list[Sent] = []
         for shift in range(1, ranks):
-            reader = (rank + shift) % ranks
-            chosen = choose(division, reader, rank)
-            every = len(chosen) == len(division.shared[rank])
-            self.sends.append((reader, None if every else torch.from_numpy(chosen).to(device), len(chosen)))
+            reader, source = (rank + shift) % ranks, (rank - shift) % ranks
+            # As many rounds on every rank: the number depends on the whole division only.
+            count = max(1, min(-(-PIECES // (ranks - 1)), max(map(len, division.shared)) // LEAST))
+            ours, theirs = choose(division, reader, rank), choose(division, rank, source)
+            for mine, its in zip(np.array_split(ours, count), np.array_split(theirs, count), strict=True):
+                received.append((source, division.shared[source][its]))
+                self.sends.append(_sent(reader, mine, device))
+        self.local, self.chunks = local_and_remote(division, rank, device, received)
+        self.before, self.after = _halves(self.local)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Pair:
         """out and lse of the local queries."""
@@ -55,43 +85,54 @@ class Direct:
         q, k, v, out, lse = saved
         arrivals = self._fetch(k, v)
         gradients = Gradients(grad, (q, out, lse), scale)
-        dk, dv = gradients.add(k, v, self.local)
+        dk, dv = gradients.zeros(k, v)
+        gradients.add(k, v, self.before, (dk, dv))
         returning = []
         for chunk, sent, (arrival, keys, values) in zip(self.chunks, self.sends, arrivals, strict=True):
             arrival.wait()
-            theirs = gradients.add(keys, values, chunk.tiles) if chunk.rows else (keys, values)
+            theirs = gradients.add(keys, values, chunk.tiles)
             returning.append(self._give_back(chunk.source, theirs, sent, k))
-        for (_, index, rows), (arrival, ours) in zip(self.sends, returning, strict=True):
+        gradients.add(k, v, self.after, (dk, dv))
+        for sent, (arrival, ours) in zip(self.sends, returning, strict=True):
             arrival.wait()
             for total, part in zip((dk, dv), ours, strict=True):
-                mine = total[0].transpose(0, 1)
-                mine[:rows].add_(part) if index is None else mine.index_add_(0, index, part)
+                sent.add(total[0].transpose(0, 1), part)
         return narrowed(gradients.dq, q.dtype), narrowed(dk, k.dtype), narrowed(dv, v.dtype)
 
     def _fetch(self, k: Tensor, v: Tensor) -> list[tuple[Round, Tensor, Tensor]]:
         """Post every round; the arrivals, in the order of the chunks, with the tensors they fill."""
         ours = flat(k), flat(v)
         arrivals = []
-        for (reader, index, rows), chunk in zip(self.sends, self.chunks, strict=True):
+        for sent, chunk in zip(self.sends, self.chunks, strict=True):
             keys, values = (buffer(x, chunk.rows) for x in (k, v))
-            sent = [x[:rows] if index is None else x.index_select(0, index) for x in ours]
             arrival = self.wire.post(
                 "keys and values",
-                [(reader, x) for x in sent],
+                [(sent.reader, sent.of(x)) for x in ours],
                 [(chunk.source, keys), (chunk.source, values)],
             )
             arrivals.append((arrival, heads_first(keys), heads_first(values)))
         return arrivals
 
-    def _give_back(
-        self, source: int, theirs: Pair, sent: tuple[int, Tensor | None, int], like: Tensor
-    ) -> tuple[Round, Pair]:
+    def _give_back(self, source: int, theirs: Pair, sent: Sent, like: Tensor) -> tuple[Round, Pair]:
         """Return dk and dv to their owner, and receive what our reader of the same round found."""
-        reader, _, rows = sent
         wide = gradient_dtype(like.dtype)
-        ours = buffer(like, rows, wide), buffer(like, rows, wide)
-        arrival = self.wire.post("gradients", [(source, flat(x)) for x in theirs], [(reader, x) for x in ours])
-        return arrival, ours
+        ours = buffer(like, sent.rows, wide), buffer(like, sent.rows, wide)
+        sends = [(source, flat(x)) for x in theirs]
+        return self.wire.post("gradients", sends, [(sent.reader, x) for x in ours]), ours
+
+
+def _sent(reader: int, chosen: np.ndarray, device: torch.device) -> Sent:
+    """chosen: ascending positions among our shared rows; a run of neighbours is sent without a copy."""
+    first = int(chosen[0]) if len(chosen) else 0
+    run = len(chosen) == 0 or int(chosen[-1]) - first == len(chosen) - 1
+    return Sent(reader, len(chosen), first, None if run else torch.from_numpy(chosen).to(device))
+
+
+def _halves(tiles: list[TileBatch]) -> tuple[list[TileBatch], list[TileBatch]]:
+    """The tiles in two parts of about equal work."""
+    cells = np.cumsum([batch.q.count * batch.q.size * batch.k.size for batch in tiles])
+    middle = int(np.searchsorted(cells, cells[-1] / 2)) if len(tiles) else 0
+    return tiles[:middle], tiles[middle:]
 
 
 def bytes_sent(division: Division, widths: Widths, choose: Choice) -> tuple[np.ndarray, np.ndarray]:

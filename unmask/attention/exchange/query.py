@@ -103,9 +103,7 @@ class Query:
         q, grad, lse, delta = received
         k, v, dk, dv = ours
         gradients = Gradients(grad, (q, stand_in(grad, delta), lse), scale)
-        more_k, more_v = gradients.add(k, v, tiles)
-        dk.add_(more_k)
-        dv.add_(more_v)
+        gradients.add(k, v, tiles, (dk, dv))
         return flat(gradients.dq)
 
 

@@ -27,7 +27,7 @@ class Ring:
         self.shared = len(division.shared[wire.rank])
         sources = [(wire.rank - hop) % ranks for hop in range(1, ranks)]
         self.local, self.chunks = local_and_remote(
-            division, wire.rank, device, {source: division.shared[source] for source in sources}
+            division, wire.rank, device, [(source, division.shared[source]) for source in sources]
         )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Pair:
