@@ -103,6 +103,28 @@ def train(
 
 
 @app.command()
+def inspect(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to it, such as parallel.block_parallel_size=4.", metavar="key.path=value"),
+    ] = None,
+    placement: Annotated[
+        bool, typer.Option("--placement", help="Which rank owns which rows of the first pack.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print numbers, for every pack of the first step.")] = False,
+) -> None:
+    """Draw what a run would do on several ranks; one process is enough."""
+    from unmask.config import Config
+    from unmask.training.plan import inspect as look
+
+    if not placement:
+        raise UserError("say what to inspect: --placement")
+    drawing, found = look(Config.load(config, overrides))
+    print(json.dumps(found) if as_json else drawing)
+
+
+@app.command()
 def prepare(
     source: Annotated[str, typer.Argument(help='A text folder, a text file, JSONL, or a pattern: "notes/**/*.tex".')],
     output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import torch
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from unmask.attention.exchange import check_name
 from unmask.attention.exchange.ulysses import check_heads
@@ -21,7 +21,7 @@ from unmask.rows.placement import placements
 
 def parallelise(
     row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype
-) -> tuple[nn.Module, BlockAxis | None]:
+) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
     block: packs are divided over the axis's ranks; then gradients are summed over all processes of the mesh.

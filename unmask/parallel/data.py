@@ -4,6 +4,7 @@ The loss is divided by the global count before backward, so the gradient of the 
 of every axis, whatever their sizes; nothing is averaged anywhere.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ def summed(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     )
     wrapped.register_comm_hook(None, _sum)
     return wrapped
+
+
+def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:
+    """The context of a forward and backward pass: gradients are summed over processes in the last one of a step."""
+    return nullcontext() if now or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

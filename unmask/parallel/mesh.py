@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -69,25 +69,36 @@ class Mesh:
             dist.all_gather_object(values, value)
         return values
 
-    def together(self, action: Callable[[], T], first: bool = False) -> T | None:
-        """What `action` returns here (None elsewhere if only the first process is to act).
-
-        A UserError of one process is raised by all of them, with its rank where the others had none.
-        """
-        if self.size == 1:
-            return action()
+    def together(self, action: Callable[[], T]) -> T:
+        """What `action` returns; a UserError of one process is raised by all, with its rank where others had none."""
         value, error = None, None
-        if self.first or not first:
-            try:
-                value = action()
-            except UserError as caught:
-                error = str(caught)
+        try:
+            value = action()
+        except UserError as caught:
+            if self.size == 1:
+                raise
+            error = str(caught)
         errors = self.gathered(error)
         failed = [rank for rank, text in enumerate(errors) if text is not None]
         if failed:
-            alike = first or len(failed) == self.size
-            raise UserError(errors[failed[0]] if alike else f"rank {failed[0]}: {errors[failed[0]]}", shared=True)
-        return value
+            text = errors[failed[0]]
+            raise UserError(text if len(failed) == self.size else f"rank {failed[0]}: {text}", shared=True)
+        return cast(T, value)
+
+    def first_does(self, action: Callable[[], Any]) -> None:
+        """The first process acts while the others wait; they raise its UserError too."""
+        errors: list[str | None] = [None]
+        if self.first:
+            try:
+                action()
+            except UserError as caught:
+                if self.size == 1:
+                    raise
+                errors = [str(caught)]
+        if self.size > 1:
+            dist.broadcast_object_list(errors, src=0)
+        if errors[0] is not None:
+            raise UserError(errors[0], shared=True)
 
     def agree(self, facts: dict[str, Any]) -> None:
         """UserError when two processes were given different facts, naming the first one and the rank."""

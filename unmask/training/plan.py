@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from unmask.config import Config
-from unmask.rows import flops
+from unmask.errors import UserError
+from unmask.parallel.block import Layers, Placed, place
+from unmask.parallel.picture import facts, picture
+from unmask.rows import Rows, flops
 from unmask.training import setup
 from unmask.training.trainer import micro_batches
+
+#: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
+PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backward")
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -18,6 +26,8 @@ def plan(config: Config) -> dict[str, Any]:
     trainable = [p for p in parameters if p.requires_grad]
     batch = run.sampler.batch(0)
     micro = micro_batches(run.objective.at(0, run.steps), batch, config.training.seed, config.training.micro_batch)
+    placed = placements(run, micro)
+    ranks = {key: [sum(parts) for parts in zip(*(found[key] for _, found in placed), strict=True)] for key in PER_RANK}
     return {
         "model": run.model.config.model_type,
         "parameters": size,
@@ -40,7 +50,42 @@ def plan(config: Config) -> dict[str, Any]:
         # Two moments of the parameter's own dtype.
         "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
         "checkpoint": config.checkpoint.path,
+        **({"processes": _processes(config), "placement": placed[0][1]["placement"], **ranks} if placed else {}),
     }
+
+
+def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str, Any]]]:
+    """How each pack lies on the block axis, and what every rank has to do for it; nothing where the axis has one rank.
+
+    Bytes are those of one forward and backward pass, without recomputation.
+    """
+    parallel, row_model = run.config.parallel, run.row_model
+    if parallel.block_parallel_size == 1:
+        return []
+    layers = Layers(row_model.shape, row_model.widths(run.dtype), row_model.skips)
+    speeds = np.array(parallel.speeds) if isinstance(parallel.speeds, list) else None
+    found = []
+    for rows in micro:
+        placed = place(rows, layers, parallel.block_parallel_size, parallel.placement, parallel.exchange, speeds)
+        found.append((placed, facts(placed, layers, parallel.exchange, parallel.node_size)))
+    return found
+
+
+def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
+    """The first micro-batch's placement as a picture, and the facts of every micro-batch of the first step."""
+    run = setup.prepare(config)
+    if config.parallel.block_parallel_size == 1:
+        raise UserError(
+            "parallel.block_parallel_size=1: one rank holds everything; give parallel.block_parallel_size=4"
+        )
+    batch, training = run.sampler.batch(0), config.training
+    micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
+    placed = placements(run, micro)
+    return picture(*placed[0]), [found for _, found in placed]
+
+
+def _processes(config: Config) -> int:
+    return config.parallel.data_parallel_size * config.parallel.block_parallel_size
 
 
 def table(facts: dict[str, Any]) -> str:
@@ -50,6 +95,8 @@ def table(facts: dict[str, Any]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"{each / 2**20:,.1f} MB" if "bytes" in name else f"{each:,}" for each in value)
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.1f} MB"
     if name.startswith("flops"):

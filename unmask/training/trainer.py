@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from unmask.errors import UserError
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
-from unmask.parallel import apply, mesh
+from unmask.parallel import apply, data, mesh
 from unmask.rows import Document, Rows, flops
 from unmask.tracking import Record, Start, Tracker, trackers
 from unmask.training import activations, optimizers, schedules, setup
@@ -145,9 +145,9 @@ class Trainer:
         self.mesh.together(lambda: layout.newest(self.run.path, self.config.checkpoint.step))
         self._build()
         with ExitStack() as held:
-            self.mesh.together(lambda: held.enter_context(alone_in(self.run.path)), first=True)
+            self.mesh.first_does(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
-            self.mesh.together(self._write_config, first=True)
+            self.mesh.first_does(self._write_config)
             self._run(resumed)
 
     def _run(self, resumed: Path | None) -> None:
@@ -301,8 +301,7 @@ class Trainer:
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         for rows in passed:
             batch = row_model.collate(rows)
-            last = rows is passed[-1]
-            with nullcontext() if last or self.mesh.size == 1 else self.module.no_sync():
+            with data.summing(self.module, rows is passed[-1]):
                 with self.run.arithmetic():
                     terms = self.module(batch, objective)
                 self.scaler.scale(terms.sum / (count or 1.0)).backward()
@@ -393,7 +392,7 @@ class Trainer:
             "exact": self.run.fingerprint(),
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
-        self.mesh.together(lambda: self.checkpoints.save(self.step, state, config, tokenizer), first=True)
+        self.mesh.first_does(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
 
     def _resume(self) -> Path | None:

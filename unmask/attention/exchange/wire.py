@@ -55,7 +55,8 @@ class Round:
 
     def __init__(self, wire: Wire, sends: list[Message], receives: list[Message]):
         self.sends, self.receives = sends, receives
-        self._wire, self._works = wire, []
+        self._wire = wire
+        self._works: list[Any] = []
         self._over = threading.Event()
         self._error: BaseException | None = None
 

@@ -11,6 +11,9 @@ import heapq
 
 import numpy as np
 
+#: How much longer than the best found the slowest rank may take for the sake of nearness and of long runs of rows.
+SLACK = 1.02
+
 #: Exchanges made at most after the first deal; ranks of at most so many items exchange two at a time.
 EXCHANGES, PAIRED = 400, 64
 
@@ -45,15 +48,21 @@ def balance(
     speed = np.ones(ranks) if speeds is None else np.asarray(speeds, float)
     begin = np.zeros(ranks) if load is None else np.asarray(load, float)
     deals = [_longest_first(cost, speed, begin), _in_rounds(cost, speed, begin)]
-    improved = [_exchanged(owner, cost, speed, begin) for owner in deals]
+    improved = [evened(owner, cost, speed, begin) for owner in deals]
     best = min(improved, key=lambda owner: _score(owner, cost, speed, begin))
     chance = np.random.default_rng(0)
     for _ in range(RESTARTS if 0 < len(cost) <= FEW else 0):
         if times(best, cost, speed, begin).max() <= CLOSE * (begin.sum() + cost.sum()) / speed.sum():
             break
         deal = _longest_first(cost * chance.uniform(0.7, 1.3, len(cost)), speed, begin)
-        best = min(best, _exchanged(deal, cost, speed, begin), key=lambda owner: _score(owner, cost, speed, begin))
+        best = min(best, evened(deal, cost, speed, begin), key=lambda owner: _score(owner, cost, speed, begin))
     return best
+
+
+def first_balanced(candidates: list[np.ndarray], cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndarray:
+    """The first candidate whose slowest rank takes at most SLACK times as long as the best's."""
+    slowest = [times(owner, cost, speed, load).max() for owner in candidates]
+    return next(owner for owner, time in zip(candidates, slowest, strict=True) if time <= SLACK * min(slowest))
 
 
 def times(owner: np.ndarray, cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndarray:
@@ -93,8 +102,8 @@ def _in_rounds(cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndar
     return owner
 
 
-def _exchanged(owner: np.ndarray, cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndarray:
-    """Let the slowest rank exchange items with another as long as the slower of the two becomes faster."""
+def evened(owner: np.ndarray, cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndarray:
+    """A deal after exchanges: the slowest rank's with another, while that makes the slower of the two faster."""
     owner = owner.copy()
     for _ in range(EXCHANGES):
         time = times(owner, cost, speed, load)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from unmask.rows.placement import Shared
-from unmask.rows.placement.balance import balance
+from unmask.rows.placement.balance import balance, evened, first_balanced, zigzag
 from unmask.rows.rows import IGNORE, Rows
 
 
@@ -23,7 +23,12 @@ class Block:
         labelled = np.where(rows.label[:clean] != IGNORE, cost[:clean], 0.0)
         by_document = np.bincount(rows.document[:clean], weights=labelled, minlength=documents)
         by_block = np.add.reduceat(cost, starts) if len(starts) else np.empty(0)
-        owner = balance(np.r_[by_document, by_block], ranks, speeds)
+        items = np.r_[by_document, by_block]
+        speed = np.ones(ranks) if speeds is None else np.asarray(speeds, float)
+        in_order = np.r_[balance(by_document, ranks, speeds), zigzag(len(starts), ranks, speeds)]
+        none = np.zeros(ranks)
+        candidates = [in_order, evened(in_order, items, speed, none), balance(items, ranks, speeds)]
+        owner = first_balanced(candidates, items, speed, none)
         return np.r_[owner[rows.document[:clean]], np.repeat(owner[documents:], sizes)]
 
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from unmask.rows.placement import Shared
-from unmask.rows.placement.balance import balance, times, zigzag
+from unmask.rows.placement.balance import balance, evened, first_balanced, zigzag
 from unmask.rows.rows import Rows
-
-#: How much longer than the best found the slowest rank may take for the sake of nearness and of long runs of rows.
-SLACK = 1.02
 
 #: Bounds between ranks fall on multiples of this many clean rows where a segment is at least 16 times as long.
 GRID = 64
@@ -33,14 +30,15 @@ class ContextShardedBlocks:
         if len(starts) == 0:
             return owner
         blocks = np.add.reduceat(cost, starts)
-        candidates = [zigzag(len(starts), ranks, speeds), balance(blocks, ranks, speeds, load)]
+        in_order = zigzag(len(starts), ranks, speeds)
+        candidates = [in_order, evened(in_order, blocks, speed, load), balance(blocks, ranks, speeds, load)]
         if clean:
             # The last clean row a block reads; a block that reads none lies beside the document's first.
             beside = np.clip(rows.hi[starts] - 1, 0, clean - 1)
             candidates.insert(
                 0, owner[np.where(rows.hi[starts] > rows.lo[starts], beside, rows.lo[starts].clip(0, clean - 1))]
             )
-        return np.r_[owner, np.repeat(_first_balanced(candidates, blocks, speed, load), sizes)]
+        return np.r_[owner, np.repeat(first_balanced(candidates, blocks, speed, load), sizes)]
 
 
 def _clean(rows: Rows, cost: np.ndarray, speed: np.ndarray) -> np.ndarray:
@@ -63,13 +61,7 @@ def _clean(rows: Rows, cost: np.ndarray, speed: np.ndarray) -> np.ndarray:
     place = np.zeros(len(by_document), np.int64)
     place[short] = balance(by_document[short], ranks, speed, load)
     kept = np.where(long[document], kept, place[document])
-    return _first_balanced([kept, whole], cost, speed, np.zeros(ranks))
-
-
-def _first_balanced(candidates: list[np.ndarray], cost: np.ndarray, speed: np.ndarray, load: np.ndarray) -> np.ndarray:
-    """The first candidate whose slowest rank takes at most SLACK times as long as the best's."""
-    slowest = [times(owner, cost, speed, load).max() for owner in candidates]
-    return next(owner for owner, time in zip(candidates, slowest, strict=True) if time <= SLACK * min(slowest))
+    return first_balanced([kept, whole], cost, speed, np.zeros(ranks))
 
 
 placement = ContextShardedBlocks()
