@@ -132,12 +132,15 @@ def sample(
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a prompt, or fill a hole; live in a terminal, the text on stdout."""
-    from unmask.sampling.command import run
+    """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
+    from unmask.sampling.command import ends, run
 
-    if run(checkpoint, options or [], prompt, suffix, as_json).interrupted:
+    first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
+    if run(checkpoint, options or [], first, last, as_json).interrupted:
         raise typer.Exit(130)
 
 

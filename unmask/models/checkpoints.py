@@ -27,7 +27,7 @@ from unmask.config import Config, ModelConfig
 from unmask.errors import UserError
 from unmask.models.fuse import fuse
 from unmask.models.load import load
-from unmask.objectives import Objective, build
+from unmask.objectives import Objective, rebuild
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,7 +177,7 @@ def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
     mask = model.config.mask_token_id
-    objective = build(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
+    objective = rebuild(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
     return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]))
 
 
@@ -205,5 +205,5 @@ def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
         )
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
-    objective = build(recorded["name"], recorded["options"])
+    objective = rebuild(recorded["name"], recorded["options"])
     return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}))
