@@ -86,7 +86,7 @@ def test_dry_run_plans_and_writes_nothing(settings):
     [
         (["training.stepz=3"], "unknown key 'training.stepz' (did you mean 'steps'?)"),
         (["training.steps=-1"], "training.steps=-1: "),
-        (["training.steps"], "override 'training.steps': write key.path=value"),
+        (["training.steps"], "'training.steps' is not of the form key.path=value, such as training.steps=100"),
         (["objective.name=blok_diffusion"], "unknown objective 'blok_diffusion' (did you mean 'block_diffusion'?)"),
         (["objective.block_size=0"], "block_size"),
         (["objective.blok_size=4"], "unknown key 'blok_size' (did you mean 'block_size'?)"),

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -34,7 +38,8 @@ def main() -> None:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
                 raise UserError(f"the argument {argument!r} is not UTF-8 text")
-        app()
+        with _sigterm_unwinds():
+            app()
     except UserError as error:
         print(f"unmask: {error}", file=sys.stderr)
         sys.exit(2)
@@ -44,6 +49,21 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the program as Ctrl-C does, through every `finally`: no half-written output stays behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # one is enough: a second must not interrupt the clearing up
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_version(asked: bool) -> None:

@@ -259,7 +259,7 @@ class Config(Section):
 def apply_override(
     tree: dict[str, Any], text: str, form: str = "key.path=value", example: str = "training.steps=100"
 ) -> None:
-    """Set `key.path=value` in a nested dict; the value is YAML. form, example: what a mistaken text should look like."""
+    """Set `key.path=value` in a nested dict; the value is YAML. form, example: how a text should look."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise UserError(f"{text!r} is not of the form {form}, such as {example}")

@@ -2,7 +2,7 @@ import pytest
 
 from tests.objectives.support import bound, document
 from unmask.errors import UserError
-from unmask.objectives import build, objectives
+from unmask.objectives import build, objectives, rebuild
 
 
 def test_a_variant_sets_only_what_was_not_given():
@@ -18,8 +18,8 @@ def test_a_variant_sets_only_what_was_not_given():
 @pytest.mark.parametrize("name", ["ar", "mdlm", "block_diffusion", "fast_dllm_v2"])
 def test_options_survive_json(name):
     for variant in objectives[name].presets or [None]:
-        objective = build(name, {"draws": 2} | ({"variant": variant} if variant else {}))
-        assert build(name, objective.model_dump(mode="json")) == objective
+        objective = rebuild(name, {"draws": 2} | ({"variant": variant} if variant else {}))
+        assert rebuild(name, objective.model_dump(mode="json")) == objective
         assert "mask_token_id" not in objective.model_dump()
         bounded = objective.model_copy(update={"mask_token_id": 7})
         assert bounded.evaluation().mask_token_id == 7

@@ -144,19 +144,21 @@ def _appearing(target: Path) -> Iterator[Path]:
     """A folder beside the target to write into: moved into its place at the end, removed on any failure."""
     target = target.absolute()
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    replaced = folder.with_suffix(".replaced")
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
-    try:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written: {error.strerror}") from None
         yield folder
-        replaced = folder.with_suffix(".replaced")
         if target.exists():
             target.rename(replaced)
         folder.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        for left in (folder, replaced):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _files(folder: Path) -> dict[str, File]:

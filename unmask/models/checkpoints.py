@@ -26,7 +26,7 @@ from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError
 from unmask.models.fuse import fuse
-from unmask.models.load import load
+from unmask.models.load import DTYPES, adapt, load
 from unmask.objectives import Objective, rebuild
 
 if TYPE_CHECKING:
@@ -153,6 +153,11 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder
     that is none of these, and for a damaged checkpoint.
     """
+    if not isinstance(path, str | Path):
+        raise UserError(f"load: the folder of a run, of a step or of an exported model is a path, not {path!r}")
+    if dtype not in (None, *DTYPES):
+        raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
+    _check_device(device)
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{path}: no such checkpoint folder")
@@ -164,6 +169,14 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 
 
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"device={name}: nothing can be put there: {reason}") from None
+
+
 def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
     from transformers import AutoTokenizer
 
@@ -172,6 +185,7 @@ def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
     model = _empty_model(folder / "hf", config.model.dtype)
     load_weights(model, folder)
     model.to(device, getattr(torch, dtype) if dtype else None).eval()
+    adapt(model)
     if config.model.fused:
         fuse(model)
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
@@ -191,7 +205,6 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.tie_weights()
-    model.get_input_embeddings().padding_idx = None
     return model
 
 

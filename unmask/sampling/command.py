@@ -14,7 +14,6 @@ from unmask.sampling.api import Sample, sample
 from unmask.sampling.display import live
 from unmask.sampling.options import Options
 
-
 #: A text, or token ids.
 Given = str | list[int]
 

@@ -7,12 +7,13 @@ from typing import Any
 from unmask.config import Config
 from unmask.rows import flops
 from unmask.training import setup
-from unmask.training.trainer import micro_batches
+from unmask.training.trainer import continued, micro_batches
 
 
 def plan(config: Config) -> dict[str, Any]:
     """The facts of a run: numbers and short strings; bytes and FLOPs are plain numbers. Writes nothing."""
     run = setup.prepare(config)
+    checkpoint = continued(run)
     parameters = list(run.model.parameters())
     size = sum(p.numel() for p in parameters)
     trainable = [p for p in parameters if p.requires_grad]
@@ -40,6 +41,7 @@ def plan(config: Config) -> dict[str, Any]:
         # Two moments of the parameter's own dtype.
         "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
         "checkpoint": config.checkpoint.path,
+        "goes_on_from": checkpoint and checkpoint.name,
     }
 
 
@@ -56,4 +58,6 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.3e}"
     if name == "fill":
         return f"{100 * value:.1f} %"
+    if value is None:
+        return "-"
     return f"{value:,}" if isinstance(value, int) else str(value)
