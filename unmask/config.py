@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.registry import nearest
 
 
@@ -233,7 +233,7 @@ class Config(Section):
     @classmethod
     def load(cls, path: str | Path, overrides: list[str] | None = None) -> Config:
         """Read a YAML file and apply overrides like `optimizer.learning_rate=1e-4` (values are YAML)."""
-        file = Path(path)
+        file = as_path(path, "a config file")
         try:
             tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from unmask.data.dataset import Dataset, File, Manifest, open_dataset
 from unmask.data.encoding import Encoder, Storage, store
 from unmask.data.sources import Bad, Piece, find_files, is_dataset, read_files, read_records
 from unmask.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 
 Report = Callable[[int, int, int], None]
 
@@ -41,7 +41,7 @@ def prepare(
     report(bytes read, bytes in all, documents) is called as it goes on. Raises UserError for a bad record, unless
     skip_bad counts it in the manifest.
     """
-    target = Path(output)
+    target = as_path(output, "the dataset to write")
     _refuse_output(target, force)
     tokenizer = _loaded(tokenizer)
     encoder = Encoder(tokenizer, eos)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models.checkpoints import open_model
 from unmask.registry import Registry
 
@@ -24,7 +24,7 @@ def export(
     `force`, for a folder that already holds something. What is interrupted leaves the folder as it was.
     """
     write = formats[format]
-    folder = Path(output)
+    folder = as_path(output, "the folder to export to")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder to export to")
     if folder.exists() and any(folder.iterdir()) and not force:
@@ -47,7 +47,9 @@ def _filled(folder: Path) -> Iterator[Path]:
     try:
         staged.mkdir(parents=True)
         yield staged
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            staged.rename(folder)
+            return
         for old in folder.glob("*.safetensors*"):  # of another number of shards, they would be read instead
             old.unlink()
         for path in sorted(staged.iterdir()):

@@ -24,7 +24,7 @@ import torch
 
 from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
 from unmask.objectives import Objective, rebuild
@@ -153,12 +153,10 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder
     that is none of these, and for a damaged checkpoint.
     """
-    if not isinstance(path, str | Path):
-        raise UserError(f"load: the folder of a run, of a step or of an exported model is a path, not {path!r}")
+    folder = as_path(path, "a run, a step or an exported model")
     if dtype not in (None, *DTYPES):
         raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
     _check_device(device)
-    folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{path}: no such checkpoint folder")
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)

@@ -114,7 +114,7 @@ def _recorded(model: PreTrainedModel) -> Decoding:
 
 
 def _kind(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | Sequence[int]) -> list[int]:

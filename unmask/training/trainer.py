@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.config import Config, ParallelConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
@@ -110,9 +110,13 @@ class Trainer:
         for name, value, kind in (("config", config, Config), ("parallel_config", parallel_config, ParallelConfig)):
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"Trainer: {name} is a {kind.__name__}, not {value!r}; {MAKE_ONE[kind]}")
-        if not isinstance(model_name, str | Path | None):
-            raise UserError(f"Trainer: model_name is the path of a model on this disk, not {model_name!r}")
-        self.config = _replaced(config or Config(), "checkpoint", path=checkpoint_path and str(checkpoint_path))
+        if model_name is not None:
+            model_name = as_path(model_name, "a model (model_name)")
+        if checkpoint_path is not None:
+            checkpoint_path = str(checkpoint_path and as_path(checkpoint_path, "a run (checkpoint_path)"))
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise UserError(f"Trainer: callbacks is a list of functions, not {callbacks!r}")
+        self.config = _replaced(config or Config(), "checkpoint", path=checkpoint_path)
         if model_name is not None:
             self.config = _replaced(self.config, "model", name=str(model_name))
             self.config.model.config = None
