@@ -168,7 +168,7 @@ def sample(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
-    draws: Annotated[int, typer.Option(min=1, help="Noise draws per document.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
     packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
     pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,

@@ -128,7 +128,7 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     #: What follows the warm-up: a half cosine down to `floor`, or the peak to the end.
     name: Literal["cosine", "constant"] = "cosine"
-    #: Steps of linear warm-up; below 1, a fraction of all steps.
+    #: Steps of linear warm-up, at most those of the run; below 1, a fraction of all steps.
     warmup: float = Field(default=0.05, ge=0)
     #: The learning rate at the end, as a fraction of its peak.
     floor: float = Field(default=0.1, ge=0, le=1)
@@ -137,7 +137,7 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     #: Optimiser steps in all. Empty: `epochs` decides.
     steps: int | None = Field(default=None, ge=1)
-    #: Passes over the training data; a fraction is allowed.
+    #: Passes over the training data, in place of `steps`; a fraction is allowed.
     epochs: float = Field(default=1.0, gt=0)
     #: Packs per optimiser step, over all ranks and accumulation.
     batch_size: int = Field(default=1, ge=1)
@@ -192,7 +192,7 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     #: Packs evaluated; 0 takes the whole validation set.
     packs: int = Field(default=16, ge=0)
-    #: Noise draws per document.
+    #: Noise draws per chunk (a document, or a part of pack_tokens of a longer one).
     draws: int = Field(default=1, ge=1)
 
 

@@ -66,7 +66,7 @@ def bound(
     draws: int = 1,
     report: Callable[[int, int], None] | None = None,
 ) -> Bound:
-    """Estimate the bound of `packs` (each runs through the model at once) from `draws` noise draws per document.
+    """Estimate the bound of `packs` (each runs through the model at once) from `draws` noise draws per chunk.
 
     The objective is bound to the model's mask token. report: called with (packs done, packs) after each. Raises
     UserError when nothing is scored, NotImplementedError for an objective without a bound.
