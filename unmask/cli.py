@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,9 @@ def _sigterm_unwinds() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # one is enough: a second must not interrupt the clearing up
         sys.exit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # elsewhere Python catches no signals
+        return
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
