@@ -124,6 +124,13 @@ def test_a_missing_file_is_one_line_from_the_command_itself(tmp_path):
     assert err == f"unmask: {tmp_path / 'missing.yaml'}: no such config file\n"
 
 
+@pytest.mark.parametrize("minutes", ["inf", "nan"])
+def test_a_demo_without_end_is_refused(tmp_path, minutes):
+    code, out, err = unmask("demo", "--minutes", minutes, "--out", tmp_path / "demo")
+    assert code == 2 and out == "" and f"--minutes {minutes}: give the minutes" in err
+    assert not (tmp_path / "demo").exists()
+
+
 def test_empty_data_are_refused(settings):
     (settings.parent / "data.jsonl").write_text("")
     code, _, err = unmask("train", settings)

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from tests.training.tiny import config, documents, log, losses, train
+from unmask import Config, Trainer
 from unmask.errors import UserError
 from unmask.objectives import Objective, objectives
 from unmask.training import setup
@@ -36,6 +37,15 @@ def refused(path, *overrides, sentence, **options):
 def test_a_setting_without_effect(tmp_path, overrides, sentence):
     objective = {"name": "ar"} if "objective.name=ar" in overrides else None
     refused(tmp_path, *overrides, sentence=sentence, objective=objective)
+
+
+def test_the_config_of_a_run_whose_length_was_changed_trains_on(tmp_path):
+    def shorter(trainer, record):
+        trainer.set_steps(3)
+
+    Trainer(config=config(tmp_path), callbacks=[shorter]).train(documents(), epochs=2)
+    written = Config.load(tmp_path / "config.yaml", ["training.steps=5"])
+    assert Trainer(config=written).train(documents()).step == 5
 
 
 def test_a_warmup_as_long_as_the_run_is_none_too_long(tmp_path):

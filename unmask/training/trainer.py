@@ -168,6 +168,7 @@ class Trainer:
     def set_steps(self, steps: int) -> None:
         """Change the length of the run; the schedules follow from the next step on."""
         self.steps = max(steps, self.step)
+        # The epochs that the run was to have, left beside steps, would be refused in its config.yaml.
         self.config = self.run.config = _replaced(self.config, "training", steps=self.steps, epochs=1.0)
         self._write_config()
 
