@@ -83,7 +83,7 @@ def byte_figures() -> list[Figure]:
     from unmask.rows import Shape
 
     widths = Widths(4, 2, 64)
-    layers = Layers(Shape(0, 0, 256, (None,)), widths, False)
+    layers = Layers(Shape(0, 0, 256, (None,)), widths)
 
     def total(case: dict[str, Any], placement: str, exchange: str) -> np.ndarray:
         placed = place(rows_of(case), layers, 4, placement, exchange)

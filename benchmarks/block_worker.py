@@ -80,7 +80,7 @@ class Rank:
         """Attention layers of one pack under one placement, exchange and wire."""
         rows, heads, kv_heads, dim = rows_of(case), case["heads"], case["kv_heads"], case["head_dim"]
         # Attention alone: the linear layers weigh nothing.
-        layers = Layers(Shape(0, 0, heads * dim, (None,)), _widths(heads, kv_heads, dim), False)
+        layers = Layers(Shape(0, 0, heads * dim, (None,)), _widths(heads, kv_heads, dim))
         placed = place(rows, layers, self.size, case["placement"], case["exchange"])
         index, _ = placed.local(self.rank)
         pattern = DividedPattern(
@@ -127,7 +127,7 @@ class Rank:
             apply(model, case["checkpointing"])
         module: torch.nn.Module = row_model
         if self.size > 1:
-            layers = Layers(row_model.shape, row_model.widths(torch.float32), row_model.skips)
+            layers = Layers(row_model.shape, row_model.widths(torch.float32))
             row_model.axis = BlockAxis(self.axis(case["wire"], name), layers, case["placement"], case["exchange"])
             module = summed(row_model, torch.device("cpu"))
         objective = build("block_diffusion", {"block_size": BLOCK}).model_copy(update={"mask_token_id": 511})

@@ -15,13 +15,12 @@ import re
 import sys
 from enum import Enum
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from unmask.config import Config, ObjectiveConfig
+from unmask.config import Config, ObjectiveConfig, type_name
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 
@@ -29,7 +28,6 @@ DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "mapping"}
 
 
 def comments(model: type[BaseModel]) -> dict[str, str]:
@@ -49,27 +47,6 @@ def comments(model: type[BaseModel]) -> dict[str, str]:
                 found[field[1]] = " ".join(pending)
             pending = []
     return found
-
-
-def type_name(annotation: Any) -> str:
-    """An annotation in words: choices are listed, None is "empty"."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return type_name(arguments[0])
-    if origin is Literal:
-        return " or ".join(f"`{choice}`" for choice in arguments)
-    if origin in (Union, UnionType):
-        parts = [type_name(argument) for argument in arguments if argument is not type(None)]
-        return " or ".join([*parts, "empty"] if type(None) in arguments else parts)
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return f"[{', '.join(map(type_name, arguments))}]"
-    if origin in (list, tuple):
-        return f"list of {type_name(arguments[0])}"
-    if origin is dict:
-        return "mapping"
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return f"{{{', '.join(annotation.model_fields)}}}"
-    return NAMES.get(annotation, str(annotation))
 
 
 def limits(metadata: list[Any]) -> str:

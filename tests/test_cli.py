@@ -86,7 +86,7 @@ def test_dry_run_plans_and_writes_nothing(settings):
     [
         (["training.stepz=3"], "unknown key 'training.stepz' (did you mean 'steps'?)"),
         (["training.steps=-1"], "training.steps=-1: "),
-        (["training.steps"], "override 'training.steps': write key.path=value"),
+        (["training.steps"], "'training.steps' is not of the form key.path=value, such as training.steps=100"),
         (["objective.name=blok_diffusion"], "unknown objective 'blok_diffusion' (did you mean 'block_diffusion'?)"),
         (["objective.block_size=0"], "block_size"),
         (["objective.blok_size=4"], "unknown key 'blok_size' (did you mean 'block_size'?)"),
@@ -99,10 +99,19 @@ def test_dry_run_plans_and_writes_nothing(settings):
         (["model.config=null"], "give model.name"),
         (["model.config.hiden_size=4"], "'hiden_size'"),
         (["checkpoint.step=7"], "no checkpoint of step 7"),
+        (["checkpoint.path="], "checkpoint.path=None: "),
+        (["checkpoint.path=''"], "checkpoint.path='': "),
+        (["optimizer.learning_rate=inf"], "optimizer.learning_rate=inf: input should be a finite number"),
+        (["training.clip=.nan"], "training.clip=nan: input should be a finite number"),
+        (["training.steps=true"], "training.steps: True is no number"),
+        (["schedule.warmup=4"], "schedule.warmup=4 is longer than the run, which has 3 steps"),
+        (["objective.window=[0.3, 0.8]"], "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
+        (["model.skip_last_layer=maybe"], "model.skip_last_layer='maybe': it takes true or false or `auto`"),
     ],
 )
-def test_mistakes_are_one_sentence(settings, arguments, sentence):
-    code, out, err = unmask("train", settings, *arguments)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry-run"])
+def test_mistakes_are_one_sentence(settings, arguments, sentence, dry):
+    code, out, err = unmask("train", settings, *arguments, *dry)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and sentence in err
     assert not (settings.parent / "run").exists()
@@ -115,10 +124,74 @@ def test_a_missing_file_is_one_line_from_the_command_itself(tmp_path):
     assert err == f"unmask: {tmp_path / 'missing.yaml'}: no such config file\n"
 
 
+@pytest.mark.parametrize("minutes", ["inf", "nan"])
+def test_a_demo_without_end_is_refused(tmp_path, minutes):
+    code, out, err = unmask("demo", "--minutes", minutes, "--out", tmp_path / "demo")
+    assert code == 2 and out == "" and "--minutes" in err  # nan is refused by the command line's own range
+    assert not (tmp_path / "demo").exists()
+
+
 def test_empty_data_are_refused(settings):
     (settings.parent / "data.jsonl").write_text("")
     code, _, err = unmask("train", settings)
     assert code == 2 and err.count("\n") == 1 and "data.jsonl" in err
+
+
+def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
+    run = settings.parent / "run"
+    assert unmask("train", settings)[0] == 0
+    code, out, _ = unmask("sample", run, "length=5", "--prompt-ids", "3 1 4")
+    shown = [int(word) for word in out.split()]
+    assert code == 0 and shown[:3] == [3, 1, 4] and len(shown) == 8
+    code, out, _ = unmask("sample", run, "length=5", "--prompt-ids", "3 1 4", "--json")
+    assert json.loads(out)["tokens"] == shown[3:]
+    code, out, _ = unmask("sample", run, "length=2", "--prompt-ids", "3 1 4", "--suffix-ids", "5 9")
+    assert code == 0 and out.startswith("3 1 4 ") and out.endswith(" 5 9\n") and len(out.split()) == 7
+    assert unmask("sample", run, "length=4")[0] == 0
+    for arguments, sentence in [
+        (["--prompt-ids", "3 x"], "--prompt-ids '3 x': write token ids"),
+        (["--prompt-ids", "3", "--suffix", "y"], "give prompt and suffix as text"),
+        (["--prompt", "text"], "this model has no tokeniser"),
+        (["length"], "'length' is not of the form option=value, such as length=64"),
+        (["temperature=inf"], "temperature=inf: input should be a finite number"),
+    ]:
+        code, out, err = unmask("sample", run, *arguments)
+        assert code == 2 and out == "" and err.count("\n") == 1 and sentence in err
+
+
+#: What a verb does at the moment of the signal: it sleeps instead.
+STUCK = {
+    "prepare": "sys.modules['unmask.data.prepare'].store = stuck",
+    "sample": "unmask.sampling.Network.predict = stuck",
+    "eval": "sys.modules['unmask.evaluation.evaluate'].bound = stuck",
+    "export": "unmask.export.hf.CARD = type('', (str,), {'format': stuck})()",
+}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("verb", STUCK)
+def test_a_signal_ends_every_verb_cleanly(settings, verb, number, code):
+    folder = settings.parent
+    if verb == "prepare":
+        arguments = [folder / "data.jsonl", folder / "new" / "out"]
+    else:
+        assert unmask("train", settings)[0] == 0
+        ends = {"sample": ["--prompt-ids", "1 2"], "eval": ["--data", folder / "data.jsonl"]}
+        arguments = [folder / "run", *ends.get(verb, [folder / "new" / "out"])]
+    before = sorted(path for path in folder.rglob("*"))
+    program = (
+        "import sys, time, unmask.cli, unmask.data, unmask.sampling, unmask.evaluation, unmask.export.hf\n"
+        "def stuck(*_, **__): print('stuck', file=sys.stderr, flush=True); time.sleep(600)\n"
+        f"{STUCK[verb]}\n"
+        "unmask.cli.main()\n"
+    )
+    command = [sys.executable, "-c", program, verb, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    await_line(process, "stuck")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in err
+    assert [path for path in sorted(folder.rglob("*")) if path != folder / "new"] == before
 
 
 def test_unknown_verbs_and_options():

@@ -93,7 +93,7 @@ def test_eval(folder):
     assert "nats per token" in result.stdout and "bits per byte" in result.stdout
     facts = json.loads(unmask(*arguments, "--json", cwd=folder).stdout)
     assert 5 < facts["nats_per_token"] < 9
-    assert facts["documents"] >= 2
+    assert facts["chunks"] >= 2
 
 
 def test_export(folder):

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -36,7 +41,8 @@ def main() -> None:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
                 raise UserError(f"the argument {argument!r} is not UTF-8 text")
-        app()
+        with _sigterm_unwinds():
+            app()
     except UserError as error:
         if _rank() == 0:
             print(f"unmask: {error}", file=sys.stderr)
@@ -54,6 +60,24 @@ def main() -> None:
 def _rank() -> int:
     """The number of this process among those that a launcher started together."""
     return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the program as Ctrl-C does, through every `finally`: no half-written output stays behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # one is enough: a second must not interrupt the clearing up
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # elsewhere Python catches no signals
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_version(asked: bool) -> None:
@@ -165,12 +189,15 @@ def sample(
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
     suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a prompt, or fill a hole; live in a terminal, the text on stdout."""
-    from unmask.sampling.command import run
+    """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
+    from unmask.sampling.command import ends, run
 
-    if run(checkpoint, options or [], prompt, suffix, as_json).interrupted:
+    first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
+    if run(checkpoint, options or [], first, last, as_json).interrupted:
         raise typer.Exit(130)
 
 
@@ -178,7 +205,7 @@ def sample(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
-    draws: Annotated[int, typer.Option(min=1, help="Noise draws per document.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
     packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
     pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,

@@ -7,18 +7,65 @@ is checked by the objective itself (each is a pydantic model of its own), so plu
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.registry import nearest
 
 
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The plain types in an annotation: int, float and NoneType of `tuple[int, float] | None`."""
+    arguments = () if get_origin(annotation) is Literal else get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _kinds(argument)
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    """Settings that a user writes; a mistake in them is a UserError.
+
+    Unknown keys are refused and so are, wherever a number is meant, true and false, infinities, nan, and whole numbers
+    of more than 64 bits.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any):
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise UserError(f"{type(self).__name__}: {_sentence(error, type(self))}") from None
+
+    # Sections inside sections are validated by pydantic itself, which then knows the whole path of a mistake.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def parse(cls, tree: dict[str, Any], source: str = "config") -> Self:
+        """Validate a nested dict; errors become one sentence naming `source` and the path."""
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise UserError(f"{source}: {_sentence(error, cls)}") from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes true for 1."""
+        if info.field_name is not None:
+            kinds = set(_kinds(cls.model_fields[info.field_name].annotation))
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, bool) and bool not in kinds and kinds & {int, float}:
+                    raise ValueError(f"{item} is no number: give one")
+                if isinstance(item, int) and abs(item) >= 2**63:
+                    raise ValueError(f"{item} is too large: it takes more than 64 bits")
+        return value
 
 
 class ModelConfig(Section):
@@ -53,7 +100,7 @@ class DataConfig(Section):
     pack_tokens: int = Field(default=4096, ge=2)
 
 
-class ObjectiveConfig(BaseModel):
+class ObjectiveConfig(Section):
     model_config = ConfigDict(extra="allow")
     #: ar, mdlm, block_diffusion, fast_dllm_v2, or one that another package registered.
     name: str = "block_diffusion"
@@ -81,7 +128,7 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     #: What follows the warm-up: a half cosine down to `floor`, or the peak to the end.
     name: Literal["cosine", "constant"] = "cosine"
-    #: Steps of linear warm-up; below 1, a fraction of all steps.
+    #: Steps of linear warm-up, at most those of the run; below 1, a fraction of all steps.
     warmup: float = Field(default=0.05, ge=0)
     #: The learning rate at the end, as a fraction of its peak.
     floor: float = Field(default=0.1, ge=0, le=1)
@@ -90,7 +137,7 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     #: Optimiser steps in all. Empty: `epochs` decides.
     steps: int | None = Field(default=None, ge=1)
-    #: Passes over the training data; a fraction is allowed.
+    #: Passes over the training data, in place of `steps`; a fraction is allowed.
     epochs: float = Field(default=1.0, gt=0)
     #: Packs per optimiser step, over all ranks and accumulation.
     batch_size: int = Field(default=1, ge=1)
@@ -132,9 +179,6 @@ class ParallelConfig(Section):
     #: Seconds without a sign of another rank after which a run stops.
     timeout: float = Field(default=600.0, gt=0)
 
-    def __init__(self, **sizes: Any):
-        super().__init__(**sizes)
-
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
         for axis in ("model_parallel_size", "pipeline_stages"):
@@ -154,7 +198,7 @@ class ParallelConfig(Section):
 
 class CheckpointConfig(Section):
     #: Folder of the run: checkpoints, log and the resolved config.
-    path: str = "runs/unmask"
+    path: str = Field(default="runs/unmask", min_length=1)
     #: Steps between checkpoints; 0 saves only at the end and on a signal.
     every: int = Field(default=0, ge=0)
     #: How many to keep; 0 keeps all.
@@ -170,7 +214,7 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     #: Packs evaluated; 0 takes the whole validation set.
     packs: int = Field(default=16, ge=0)
-    #: Noise draws per document.
+    #: Noise draws per chunk (a document, or a part of pack_tokens of a longer one).
     draws: int = Field(default=1, ge=1)
 
 
@@ -209,17 +253,9 @@ class Config(Section):
         return self
 
     @classmethod
-    def parse(cls, tree: dict[str, Any], source: str = "config") -> Config:
-        """Validate a nested dict; errors become one sentence naming `source` and the path."""
-        try:
-            return cls.model_validate(tree)
-        except ValidationError as error:
-            raise UserError(f"{source}: {_sentence(error, cls)}") from None
-
-    @classmethod
     def load(cls, path: str | Path, overrides: list[str] | None = None) -> Config:
         """Read a YAML file and apply overrides like `optimizer.learning_rate=1e-4` (values are YAML)."""
-        file = Path(path)
+        file = as_path(path, "a config file")
         try:
             tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -242,11 +278,13 @@ class Config(Section):
         return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
 
 
-def apply_override(tree: dict[str, Any], text: str) -> None:
-    """Set `key.path=value` in a nested dict; the value is YAML."""
+def apply_override(
+    tree: dict[str, Any], text: str, form: str = "key.path=value", example: str = "training.steps=100"
+) -> None:
+    """Set `key.path=value` in a nested dict; the value is YAML. form, example: how a text should look."""
     key, sign, value = text.partition("=")
     if not sign or not key:
-        raise UserError(f"override {text!r}: write key.path=value, such as training.steps=100")
+        raise UserError(f"{text!r} is not of the form {form}, such as {example}")
     *parents, last = key.split(".")
     node: Any = tree
     for parent in parents:
@@ -256,7 +294,7 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
     try:
         node[last] = _number(yaml.safe_load(value))
     except yaml.YAMLError:
-        raise UserError(f"override {text!r}: {value!r} is not a valid YAML value") from None
+        raise UserError(f"{text!r}: {value!r} is not a valid YAML value") from None
 
 
 def _number(value: Any) -> Any:
@@ -270,22 +308,51 @@ def _number(value: Any) -> Any:
 
 
 def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
-    first, more = error.errors()[0], error.error_count() - 1
-    path = ".".join(str(part) for part in first["loc"])
+    """What is wrong with the first key that is; the members of a union that were tried are told as one."""
+    errors = error.errors()
+    first, keys = errors[0], [_key(root, one["loc"]) for one in errors]
+    path, more = ".".join(map(str, keys[0])), len(set(keys)) - 1
     if first["type"] == "extra_forbidden":
-        known = _keys(root, first["loc"][:-1])
-        text = f"unknown key {path!r}{nearest(str(first['loc'][-1]), known)}; valid here: {', '.join(known)}"
+        known = _keys(root, keys[0][:-1])
+        text = f"unknown key {path!r}{nearest(str(keys[0][-1]), known)}; valid here: {', '.join(known)}"
     elif first["type"] == "value_error":
         text = f"{path + ': ' if path else ''}{first['ctx']['error']}"
+    elif first["type"] == "missing":
+        text = f"{path} is missing"
+    elif not path:
+        text = f"it takes {type_name(root)}, not {first['input']!r}"
+    elif keys[0] != first["loc"]:
+        text = f"{path}={first['input']!r}: it takes {type_name(_annotation(root, keys[0]))}"
     else:
         text = f"{path}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {more} more)" if more else "")
 
 
-def _keys(model: Any, path: tuple[Any, ...]) -> list[str]:
+def _key(root: Any, path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The part of an error's path that a user wrote: pydantic adds the member of a union that it tried."""
+    key: list[int | str] = []
+    model = root
     for part in path:
-        if isinstance(part, str):  # an integer is a place in a list
-            model = _section(model.model_fields[part].annotation)
+        if isinstance(part, str):
+            if model is None:
+                break
+            field = model.model_fields.get(part)
+            model = _section(field.annotation) if field else None
+        key.append(part)
+    return tuple(key)
+
+
+def _annotation(root: Any, path: tuple[int | str, ...]) -> Any:
+    """What the field at `path` may hold; of a list, the list."""
+    annotation: Any = root
+    for part in path:
+        if isinstance(part, str):
+            annotation = _section(annotation).model_fields[part].annotation
+    return annotation
+
+
+def _keys(model: Any, path: tuple[int | str, ...]) -> list[str]:
+    model = _section(_annotation(model, path))
     return [name for name, field in model.model_fields.items() if not field.exclude]
 
 
@@ -296,6 +363,25 @@ def _section(annotation: Any) -> Any:
     return next((found for found in map(_section, get_args(annotation)) if found), None)
 
 
-def options_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
-    """The one-sentence form of a plug-in's own validation error (an objective's options, for example)."""
-    return UserError(f"{where}: {_sentence(error, model)}")
+NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "mapping"}
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation in words: choices are listed, None is "empty"."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(arguments[0])
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, UnionType):
+        parts = [type_name(argument) for argument in arguments if argument is not type(None)]
+        return " or ".join([*parts, "empty"] if type(None) in arguments else parts)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"[{', '.join(map(type_name, arguments))}]"
+    if origin in (list, tuple):
+        return f"list of {type_name(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"{{{', '.join(annotation.model_fields)}}}"
+    return NAMES.get(annotation, str(annotation))

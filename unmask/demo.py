@@ -7,6 +7,7 @@ is made of, in a folder that sample, eval, export and train go on with. Run agai
 from __future__ import annotations
 
 import ast
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class Settings:
 
 def run(settings: Settings) -> int | None:
     """Everything, in order; the number of the signal that ended the training, if one did."""
+    if not math.isfinite(settings.minutes):
+        raise UserError(f"--minutes {settings.minutes}: give the minutes that the training may take")
     console = Console(highlight=False)
     files = _corpus(settings, console)
     config = _config(settings)
@@ -120,7 +123,10 @@ def _config(settings: Settings) -> Config:
     """The run's own config where there is one (its length is fixed there), else the demo's."""
     written = settings.out / "config.yaml"
     if written.exists() and saved_steps(settings.out):
-        return Config.load(written)
+        config = Config.load(written)
+        # A run whose length followed from a slow pace may be shorter than the warm-up it began with.
+        config.schedule.warmup = min(config.schedule.warmup, config.training.steps or OPEN)
+        return config
     model = {
         "model_type": "qwen3",
         "hidden_size": 192,
@@ -143,7 +149,7 @@ def _config(settings: Settings) -> Config:
             },
             "objective": {"name": "block_diffusion", "block_size": 32},
             "optimizer": {"learning_rate": 2e-3},
-            "schedule": {"warmup": 20},
+            "schedule": {"warmup": min(20, settings.steps or OPEN)},
             "training": {
                 "steps": settings.steps or OPEN,
                 "batch_size": 1,  # in minutes, many small steps teach more than few large ones
@@ -381,7 +387,8 @@ def _compare(before: Bound, after: Bound, count: int, console: Console) -> None:
     for column in ("", "nats per token", "bits per byte"):
         table.add_column(column, justify="right" if column else "left")
     for name, found in (("before training", before), ("after training", after)):
-        nats = f"{found.nats_per_token:.3f} +- {found.standard_error:.3f}"
+        error = "" if math.isnan(found.standard_error) else f" +- {found.standard_error:.3f}"
+        nats = f"{found.nats_per_token:.3f}{error}"
         table.add_row(name, nats, f"{found.bits_per_byte(count):.3f}")
     console.print(table)
 

@@ -190,3 +190,31 @@ def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str]
     result = subprocess.run(program, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 1.15
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_leaves_what_was_there(
+    tmp_path: Path, folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Wherever it comes: while records are encoded, or between the two renames that replace a dataset."""
+    target = tmp_path / "prepared"
+    prepare(folder, target, tokenizer)
+    before, names = listed(open_dataset(target)), sorted(path.name for path in tmp_path.iterdir())
+
+    def interrupt(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(error):
+        prepare(folder, target, tokenizer, force=True, report=interrupt)
+    rename = Path.rename
+
+    def half(path: Path, to: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise error
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", half)
+    with pytest.raises(error):
+        prepare(folder, target, tokenizer, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert listed(open_dataset(target)) == before

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +74,17 @@ def test_sentences(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: holds no tokeniser that transformers can open"):
         load_tokenizer(tmp_path / "empty")
+
+
+def test_a_signal_ends_the_training_of_a_tokeniser(tmp_path: Path) -> None:
+    """The texts are read in other threads, and never end."""
+
+    def endless() -> Iterator[str]:
+        yield from ["some text"] * 1000
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            yield "some text"
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tokenizer(endless(), 300, tmp_path / "tokenizer")
+    assert not (tmp_path / "tokenizer").exists()

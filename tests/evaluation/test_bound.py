@@ -51,7 +51,7 @@ def test_a_uniform_model_has_ln_v(name, options, scored, draws):
     vocabulary = VOCABULARY - (chosen.excluded_token is not None)
     assert result.nats_per_token == pytest.approx(math.log(vocabulary), abs=1e-12)
     assert result.standard_error == pytest.approx(0, abs=1e-12)
-    assert (result.tokens, result.documents) == (scored, 3)
+    assert (result.tokens, result.chunks) == (scored, 3)
     assert result.bits_per_token == pytest.approx(math.log2(vocabulary))
     assert result.bits_per_byte(4 * scored) == pytest.approx(math.log2(vocabulary) / 4)
 

@@ -74,3 +74,16 @@ def test_a_manifest_with_a_damaged_key_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_named_like_a_step_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-00000099").write_text("")
     assert saved_steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("trained", ["float64", "float32"])
+def test_a_mixture_of_experts_opens_in_fp64(tmp_path: Path, trained: str) -> None:
+    """transformers' grouped matmul of experts takes no fp64: an opened model goes without, as in training."""
+    from unmask.sampling import sample
+
+    moe = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    trainer = train(tmp_path, f"model.dtype={trained}", "training.steps=1", model=moe)
+    opened = open_model(tmp_path, dtype="float64")
+    options = {"decoding": opened.objective.decoding, "length": 5}
+    token = sample(opened.model, None, [1, 2, 3], **options).token
+    assert token == sample(trainer.run.model, None, [1, 2, 3], **options).token

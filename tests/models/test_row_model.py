@@ -196,6 +196,16 @@ def test_shape_counts_what_a_row_passes_through() -> None:
     assert RowModel(tiny("qwen2")).shape.query_width == 16
 
 
+def test_a_last_layer_that_skips_counts_as_what_it_computes() -> None:
+    """By hand: of the last layer only keys and values are computed for every row."""
+    kv, rest = 16 * 8 * 2 * 2, 16 * 8 * 4 * 2 + 3 * 16 * 24
+    skipping = RowModel(tiny("llama"), skip_last_layer=True).shape
+    assert skipping.linear == 2 * (kv + rest) + kv
+    assert (skipping.head, skipping.skips) == (rest + 40 * 16, True)
+    moe = RowModel(tiny("qwen3_moe"), skip_last_layer="auto")
+    assert moe.skips and moe.shape.head == 16 * 8 * 4 * 2 + 4 * 16 + 2 * 3 * 16 * 12 + 40 * 16
+
+
 def test_a_head_that_is_more_than_a_projection_is_refused() -> None:
     shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1}

@@ -2,7 +2,7 @@ import pytest
 
 from tests.objectives.support import bound, document
 from unmask.errors import UserError
-from unmask.objectives import build, objectives
+from unmask.objectives import build, objectives, rebuild
 
 
 def test_a_variant_sets_only_what_was_not_given():
@@ -18,8 +18,8 @@ def test_a_variant_sets_only_what_was_not_given():
 @pytest.mark.parametrize("name", ["ar", "mdlm", "block_diffusion", "fast_dllm_v2"])
 def test_options_survive_json(name):
     for variant in objectives[name].presets or [None]:
-        objective = build(name, {"draws": 2} | ({"variant": variant} if variant else {}))
-        assert build(name, objective.model_dump(mode="json")) == objective
+        objective = rebuild(name, {"draws": 2} | ({"variant": variant} if variant else {}))
+        assert rebuild(name, objective.model_dump(mode="json")) == objective
         assert "mask_token_id" not in objective.model_dump()
         bounded = objective.model_copy(update={"mask_token_id": 7})
         assert bounded.evaluation().mask_token_id == 7
@@ -93,3 +93,40 @@ def test_the_first_draws_do_not_depend_on_how_many_there_are(name):
 def test_the_mask_token_is_the_models_and_no_option() -> None:
     with pytest.raises(UserError, match="set model.mask_token_id"):
         build("mdlm", {"mask_token_id": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needs"),
+    [
+        ("ar", {"draws": 2}, "draws=2 has no effect here: it needs an objective with noise"),
+        ("mdlm", {"cart_q": 0.5}, "cart_q=0.5 has no effect here: it needs weight: cart"),
+        ("mdlm", {"variant": "dream", "weight": "flat", "cart_q": 0.1}, "cart_q=0.1 has no effect"),
+        ("block_diffusion", {"window": [0.3, 0.8]}, "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
+        ("block_diffusion", {"redraw": True}, "redraw=True has no effect"),
+        ("block_diffusion", {"variant": "llada2", "weight_offset": 1e-3}, "weight_offset=0.001 has no effect"),
+        ("block_diffusion", {"clip": [0.6, 1], "weight_offset": 1e-3}, "weight_offset=0.001 has no effect"),
+        ("block_diffusion", {"block_size": "full", "clean": "causal"}, "clean='causal' has no effect"),
+        ("block_diffusion", {"block_size": 8, "block_schedule": [{"size": 4}]}, "block_size=8 has no effect"),
+    ],
+)
+def test_an_option_without_effect_is_refused(name, options, needs):
+    with pytest.raises(UserError) as error:
+        build(name, options)
+    assert needs in str(error.value)
+    assert rebuild(name, options)  # a checkpoint records all options, used or not
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ar", {"draws": 1}),
+        ("mdlm", {"variant": "dream", "weight": "flat"}),
+        ("block_diffusion", {"window": [0.3, 0.8], "clip": "auto"}),
+        ("block_diffusion", {"redraw": True, "clip": [0.3, 0.8]}),
+        ("block_diffusion", {"variant": "a2d", "weight": "flat"}),
+        ("block_diffusion", {"clip": [0.4, 1], "weight_offset": 1e-3}),
+        ("block_diffusion", {"block_schedule": [{"until": 0.5, "size": "full"}, {"size": 4}], "clean": "causal"}),
+    ],
+)
+def test_an_option_with_an_effect_is_taken_and_so_is_a_default(name, options):
+    assert build(name, options) == rebuild(name, options)

@@ -101,6 +101,16 @@ def test_flops_count_every_pair_once(pack: list[Described], windows: list[int | 
     assert flops(rows, shape) == 6 * 1000 * len(rows) + 6 * 70 * labelled + attention
 
 
+@given(PACKS, st.lists(WINDOWS, min_size=1, max_size=3))
+def test_flops_of_a_last_layer_with_labelled_queries(pack: list[Described], windows: list[int | None]) -> None:
+    rows = built(pack)
+    shape = Shape(linear=1000, head=70, query_width=24, windows=tuple(windows), skips=True)
+    masks = [pair_mask(rows, window) for window in windows]
+    labelled = rows.label != IGNORE
+    cells = sum(int(mask.sum()) for mask in masks[:-1]) + int(masks[-1][labelled].sum())
+    assert flops(rows, shape) == 6 * 1000 * len(rows) + 6 * 70 * labelled.sum() + 2 * 2 * 3 * 24 * cells
+
+
 def block_diffusion(length: int, size: int, causal: bool = False) -> Rows:
     """Every block corrupted once, by hand."""
     clean = [

@@ -17,7 +17,7 @@ class Letters:
 
 
 def test_a_generation():
-    canvas = continuation([0, 1], 4, 25, eos=9, block_size=8)
+    canvas = continuation([0, 1], 4, 25, eos=9)
     assert picture(canvas, Letters()).plain == "ab" + 4 * MASK
     canvas.fill(torch.tensor([3, 2]), torch.tensor([3, 2]))
     assert picture(canvas, Letters()).plain == "abcd" + 2 * MASK

@@ -157,6 +157,22 @@ def test_passes():
     assert sample(model, None, [], decoding=decoding, length=4, threshold=1.0).passes == 4
 
 
+@pytest.mark.parametrize("prompt", [5, 0])
+@pytest.mark.parametrize(
+    "decoding", [Decoding("block", 1000, False), Decoding("block", 1000, True), Decoding("full", None, False),
+                 Decoding("full", None, True), Decoding("causal", None, True), Decoding("block", 1000, False, True)]
+)  # fmt: skip
+def test_a_block_is_cut_to_what_is_asked_for(decoding, prompt):
+    """Nine tokens take nine passes at most, however large the block."""
+    if prompt == 0 and decoding.shift:
+        prompt = 1
+    model, _ = tiny()
+    options = {} if decoding.kind == "causal" else {"threshold": 1.0}
+    result = sample(model, None, list(range(prompt)), decoding=decoding, length=9, **options)
+    assert len(result.token) == 9 and len(result.canvas) == prompt + 9
+    assert result.passes <= 9
+
+
 class Stub:
     """As much of a tokeniser as sampling needs."""
 

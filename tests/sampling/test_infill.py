@@ -14,11 +14,11 @@ from unmask.sampling import continuation, infill, sample
 BLOCK = Decoding("block", 8, False)
 
 
-def test_a_prompt_is_rounded_up_to_whole_blocks():
-    canvas = continuation([1, 2, 3], 10, MASK, eos=None, block_size=8)
-    assert (len(canvas), canvas.start, canvas.stop) == (16, 3, 13)
-    assert canvas.token.tolist() == [1, 2, 3] + [MASK] * 13
-    assert canvas.open.tolist() == [False] * 3 + [True] * 13
+def test_a_continuation_holds_what_was_asked_for_and_no_more():
+    canvas = continuation([1, 2, 3], 10, MASK, eos=None)
+    assert (len(canvas), canvas.start, canvas.stop) == (13, 3, 13)
+    assert canvas.token.tolist() == [1, 2, 3] + [MASK] * 10
+    assert canvas.open.tolist() == [False] * 3 + [True] * 10
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,12 @@ def test_outside_a_terminal_every_record_is_a_line(tmp_path, capsys):
     assert lines[2] == "a sentence with [brackets]"
 
 
+def test_one_chunk_has_no_standard_error_to_print(tmp_path, capsys):
+    alone = {"kind": "evaluation", "step": 3, "steps": 10, "nats_per_token": 2.0, "standard_error": float("nan")}
+    run(tmp_path, "plain", [alone])
+    assert capsys.readouterr().err.splitlines()[0] == "step 3: validation 2.0000 nats per token"
+
+
 def test_live_display_shows_progress_and_eta(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")

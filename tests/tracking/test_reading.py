@@ -19,3 +19,12 @@ def test_plain_lines_carry_an_eta(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "25% read, 30 documents, ETA 0:00:36",
         "50% read, 60 documents, ETA 0:00:30",
     ]
+
+
+def test_plain_lines_of_a_task_in_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 4.0, 12.0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with module.steps("evaluating", "packs") as report:
+        for done in (1, 3):
+            report(done, 12)
+    assert capsys.readouterr().err.splitlines() == ["evaluating: 3 of 12 packs, ETA 0:00:36"]

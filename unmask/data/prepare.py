@@ -18,7 +18,7 @@ from unmask.data.dataset import Dataset, File, Manifest, open_dataset
 from unmask.data.encoding import Encoder, Storage, store
 from unmask.data.sources import Bad, Piece, find_files, is_dataset, read_files, read_records
 from unmask.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 
 Report = Callable[[int, int, int], None]
 
@@ -41,7 +41,7 @@ def prepare(
     report(bytes read, bytes in all, documents) is called as it goes on. Raises UserError for a bad record, unless
     skip_bad counts it in the manifest.
     """
-    target = Path(output)
+    target = as_path(output, "the dataset to write")
     _refuse_output(target, force)
     tokenizer = _loaded(tokenizer)
     encoder = Encoder(tokenizer, eos)
@@ -144,19 +144,21 @@ def _appearing(target: Path) -> Iterator[Path]:
     """A folder beside the target to write into: moved into its place at the end, removed on any failure."""
     target = target.absolute()
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    replaced = folder.with_suffix(".replaced")
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
-    try:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written: {error.strerror}") from None
         yield folder
-        replaced = folder.with_suffix(".replaced")
         if target.exists():
             target.rename(replaced)
         folder.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        for left in (folder, replaced):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _files(folder: Path) -> dict[str, File]:

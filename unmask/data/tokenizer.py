@@ -6,7 +6,12 @@ Byte-level BPE (Sennrich et al. 1508.07909 over bytes, as GPT-2 does) has no unk
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +43,45 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    model.train_from_iterator(texts, trainer)
+    with _ending_on_a_signal(texts) as watched:
+        model.train_from_iterator(watched, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model, eos_token=END, mask_token=MASK, pad_token=PAD, clean_up_tokenization_spaces=False
     )
     tokenizer.save_pretrained(str(path))
     return tokenizer
+
+
+@contextmanager
+def _ending_on_a_signal(texts: Iterable[str]) -> Iterator[Iterator[str]]:
+    """`texts`, which end when SIGTERM or Ctrl-C comes.
+
+    The library reads them in threads of its own, and Python handles a signal in the main one, which waits for these.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield iter(texts)
+        return
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    before, ended = signal.set_wakeup_fd(write, warn_on_full_buffer=False), False
+
+    def goes_on(text: str) -> bool:
+        nonlocal ended
+        try:
+            ended = ended or not {signal.SIGTERM, signal.SIGINT}.isdisjoint(os.read(read, 64))
+        except BlockingIOError:  # no signal
+            return True
+        return not ended
+
+    try:
+        yield takewhile(goes_on, texts)
+        if ended:  # and its handler did not raise
+            raise KeyboardInterrupt
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:

@@ -6,7 +6,7 @@ Masked diffusion bounds -log p(x) of a document (or of each block given the bloc
 
 the exact-count estimator: k tokens are masked, no more and no less, which scatters less than masking each token with
 probability k / L. `objective.evaluation()` draws it, stratified over all documents; for an autoregressive objective
-the bound is the likelihood itself. The standard error is over documents, of the ratio sum(nats) / sum(tokens).
+the bound is the likelihood itself. The standard error is over chunks, of the ratio sum(nats) / sum(tokens).
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bound:
-    """nats_per_token +- standard_error (nan for one document), over `tokens` scored tokens of `documents`."""
+    """nats_per_token +- standard_error (nan for one chunk), over `tokens` scored tokens of `chunks`.
+
+    A chunk is a Document of a pack: a whole document, or a part of one that is longer than a pack.
+    """
 
     nats_per_token: float
     standard_error: float
     tokens: int
-    documents: int
+    chunks: int
 
     @property
     def bits_per_token(self) -> float:
@@ -50,7 +53,7 @@ class Bound:
             "standard_error": None if math.isnan(self.standard_error) else self.standard_error,
             "bits_per_token": self.bits_per_token,
             "tokens": self.tokens,
-            "documents": self.documents,
+            "chunks": self.chunks,
         }
 
 
@@ -63,7 +66,7 @@ def bound(
     draws: int = 1,
     report: Callable[[int, int], None] | None = None,
 ) -> Bound:
-    """Estimate the bound of `packs` (each runs through the model at once) from `draws` noise draws per document.
+    """Estimate the bound of `packs` (each runs through the model at once) from `draws` noise draws per chunk.
 
     The objective is bound to the model's mask token. report: called with (packs done, packs) after each. Raises
     UserError when nothing is scored, NotImplementedError for an objective without a bound.

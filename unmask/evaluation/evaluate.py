@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.config import DataConfig, EvaluationConfig, TrainingConfig
 from unmask.data import Packs, Sampler, dataset_from
 from unmask.data.sources import exists
 from unmask.errors import UserError
@@ -27,12 +28,12 @@ class Evaluation:
 
     def sentence(self) -> str:
         found = self.bound
-        error = "(one document: no standard error)" if found.documents < 2 else f"+- {found.standard_error:.4f}"
+        error = "(one chunk: no standard error)" if found.chunks < 2 else f"+- {found.standard_error:.4f}"
         text = f"{found.nats_per_token:.4f} {error} nats per token"
         if self.bits_per_byte is not None:
             text += f", {self.bits_per_byte:.4f} bits per byte"
-        documents = "1 document" if found.documents == 1 else f"{found.documents:,} documents"
-        return f"{text} ({found.tokens:,} tokens of {documents})"
+        chunks = "1 chunk" if found.chunks == 1 else f"{found.chunks:,} chunks"
+        return f"{text} ({found.tokens:,} tokens in {chunks})"
 
 
 def evaluate(
@@ -47,9 +48,13 @@ def evaluate(
 ) -> Evaluation:
     """The bound of `checkpoint` on `data` (whatever `dataset_from` takes).
 
-    draws: noise draws per document; packs: how many to take, 0 for all, chosen by `seed`; report: see `bound`.
+    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; report: see `bound`.
     """
     import torch
+
+    EvaluationConfig.parse({"draws": draws, "packs": packs}, "evaluate")
+    DataConfig.parse({"pack_tokens": pack_tokens}, "evaluate")
+    TrainingConfig.parse({"seed": seed}, "evaluate")
 
     opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(data, str | Path) and not exists(data):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models.checkpoints import open_model
 from unmask.registry import Registry
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 formats = Registry("format", {"hf": "unmask.export.hf:write"})
 
 
@@ -19,23 +21,43 @@ def export(
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
     dtype: of the weights ("bfloat16"); default as they were trained. Raises UserError for an unknown format and, unless
-    `force`, for a folder that already holds something.
+    `force`, for a folder that already holds something. What is interrupted leaves the folder as it was.
     """
     write = formats[format]
-    if dtype not in (None, *DTYPES):
-        raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
-    folder = Path(output)
+    folder = as_path(output, "the folder to export to")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder to export to")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype)
-    made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(opened, folder)
+        with _filled(folder) as staged:
+            write(opened, staged)
     except OSError as error:
-        if made:
-            shutil.rmtree(folder, ignore_errors=True)
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder
+
+
+@contextmanager
+def _filled(folder: Path) -> Iterator[Path]:
+    """A folder of the same name to write into, beside `folder`, whose files move there once they are complete."""
+    hidden = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    staged = hidden / folder.name
+    made = [parent for parent in (folder.absolute(), *folder.absolute().parents) if not parent.exists()]
+    try:
+        staged.mkdir(parents=True)
+        yield staged
+        if not folder.exists():
+            staged.rename(folder)
+            return
+        for old in folder.glob("*.safetensors*"):  # of another number of shards, they would be read instead
+            old.unlink()
+        for path in sorted(staged.iterdir()):
+            if (folder / path.name).is_dir():
+                shutil.rmtree(folder / path.name)
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()

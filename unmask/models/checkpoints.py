@@ -24,10 +24,10 @@ import torch
 
 from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models.fuse import fuse
-from unmask.models.load import load
-from unmask.objectives import Objective, build
+from unmask.models.load import DTYPES, adapt, load
+from unmask.objectives import Objective, rebuild
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,7 +153,10 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder
     that is none of these, and for a damaged checkpoint.
     """
-    folder = Path(path)
+    folder = as_path(path, "a run, a step or an exported model")
+    if dtype not in (None, *DTYPES):
+        raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
+    _check_device(device)
     if not folder.is_dir():
         raise UserError(f"{path}: no such checkpoint folder")
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
@@ -164,6 +167,14 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 
 
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"device={name}: nothing can be put there: {reason}") from None
+
+
 def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
     from transformers import AutoTokenizer
 
@@ -172,12 +183,13 @@ def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
     model = _empty_model(folder / "hf", config.model.dtype)
     load_weights(model, folder)
     model.to(device, getattr(torch, dtype) if dtype else None).eval()
+    adapt(model)
     if config.model.fused:
         fuse(model)
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
     mask = model.config.mask_token_id
-    objective = build(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
+    objective = rebuild(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
     return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]))
 
 
@@ -191,7 +203,6 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.tie_weights()
-    model.get_input_embeddings().padding_idx = None
     return model
 
 
@@ -205,5 +216,5 @@ def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
         )
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
-    objective = build(recorded["name"], recorded["options"])
+    objective = rebuild(recorded["name"], recorded["options"])
     return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}))

@@ -8,7 +8,6 @@ after it gave the layer's own result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +24,14 @@ def skip_unlabelled(layer: nn.Module, window: int | None, rotary: nn.Module) -> 
     attention = getattr(layer, "self_attn", None)
     if not all(isinstance(part, nn.Module) for part in parts) or not rotary_attention.like_llama(attention):
         return False
-    original = layer.forward
-    layer.forward = partial(_forward, layer, original, window)
-    if _agrees(layer, original, window, rotary):
-        return True
-    layer.forward = original
-    return False
+    return rotary_attention.replaced_if_proven(layer, _forward, _agrees, window, rotary)
+
+
+def labelled_only(layer: Any) -> list[nn.Parameter]:
+    """The parameters of a layer that skips which only labelled rows pass through."""
+    attention = layer.self_attn
+    every_row = {*attention.k_proj.parameters(), *attention.v_proj.parameters()}
+    return [parameter for parameter in layer.parameters() if parameter not in every_row]
 
 
 def _forward(
@@ -51,8 +52,6 @@ def _forward(
 def _agrees(layer: Any, original: Callable[..., Tensor], window: int | None, rotary: nn.Module) -> bool:
     """The labelled rows of a small random pack, through both forwards."""
     device = next(layer.parameters()).device
-    if device.type == "meta":
-        return False
     rows = rotary_attention.trial_rows()
     options: dict[str, Any] = {"windows": (window,), "backend": "reference", "device": device}
     plain, skipping = Plan.from_rows(rows, **options), Plan.from_rows(rows, **options, labelled_window=window)

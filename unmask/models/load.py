@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
 class LoadedModel(NamedTuple):
     """A model whose attention takes a Plan, its tokeniser (if any) and the id of its mask token."""
 
@@ -54,19 +57,24 @@ def load(
         raise UserError(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
         )
-    if dtype == torch.float64:
-        model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
-    embedding = model.get_input_embeddings()
-    if embedding.weight.numel() == 0:
-        raise UserError(f"model.config: an embedding of {tuple(embedding.weight.shape)} holds nothing")
-    # An embedding with padding_idx gives its row no gradient, and in several families that row is EOS, which we train.
-    embedding.padding_idx = None
+    adapt(model)
     mask_token_id = ensure_mask_token(model, tokenizer, config.mask_token_id)
     model.to(device)
     check_attention(model)
     if config.fused:
         fuse(model)
     return LoadedModel(model, tokenizer, mask_token_id)
+
+
+def adapt(model: PreTrainedModel) -> None:
+    """What every model needs whose weights have their dtype."""
+    if model.dtype == torch.float64:
+        model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
+    embedding = model.get_input_embeddings()
+    if embedding.weight.numel() == 0:
+        raise UserError(f"model.config: an embedding of {tuple(embedding.weight.shape)} holds nothing")
+    # An embedding with padding_idx gives its row no gradient, and in several families that row is EOS, which we train.
+    embedding.padding_idx = None
 
 
 def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:

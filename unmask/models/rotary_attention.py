@@ -60,12 +60,19 @@ def fuse_attention(attention: Any, window: int | None, rotary: nn.Module) -> boo
     """Let `attention` go through attention_over_rows under a Plan; False when that is not proven for it."""
     if not like_llama(attention):
         return False
-    original = attention.forward
-    attention.forward = partial(_forward, attention, original, window)
-    if _agrees(attention, original, window, rotary):
-        return True
-    attention.forward = original
-    return False
+    return replaced_if_proven(attention, _forward, _agrees, window, rotary)
+
+
+def replaced_if_proven(
+    module: Any, forward: Callable[..., Any], agrees: Callable[..., bool], window: int | None, rotary: nn.Module
+) -> bool:
+    """Let `module` run forward(module, its own forward, window, ...); undone unless agrees(module, its own, ...)."""
+    original = module.forward
+    module.forward = partial(forward, module, original, window)
+    proven = next(module.parameters()).device.type != "meta" and agrees(module, original, window, rotary)
+    if not proven:
+        module.forward = original
+    return proven
 
 
 def trial_rows() -> Any:
@@ -115,8 +122,6 @@ def _rotated(attention: Any, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.d
 @torch.no_grad()
 def _agrees(attention: Any, original: Callable[..., Any], window: int | None, rotary: nn.Module) -> bool:
     device = next(attention.parameters()).device
-    if device.type == "meta":
-        return False
     plan = Plan.from_rows(trial_rows(), (window,), backend="reference", device=device)
     try:
         x, embeddings = trial_input(attention, attention.q_proj.weight.shape[1], rotary)

@@ -17,7 +17,7 @@ from unmask.attention import Plan
 from unmask.attention.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_windows
-from unmask.models.last_layer import skip_unlabelled
+from unmask.models.last_layer import labelled_only, skip_unlabelled
 from unmask.rows import Rows, Shape
 
 if TYPE_CHECKING:
@@ -90,16 +90,18 @@ class RowModel(nn.Module):
     def shape(self) -> Shape:
         """Parameter counts and windows for rows.flops; of a MoE layer's experts, the share that a row uses."""
         config = self.model.config
-        linear = 0.0
+        linear = skipped = 0.0
+        last = set(labelled_only(decoder_layers(self.model)[-1])) if self.skips else set()
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
         share = config.num_experts_per_tok / experts if experts else 1.0
         for name, parameter in self.model.base_model.named_parameters():
             if "layers." in name and parameter.dim() >= 2:
-                linear += parameter.numel() * (share if ".experts." in name else 1.0)
+                size = parameter.numel() * (share if ".experts." in name else 1.0)
+                linear, skipped = (linear, skipped + size) if parameter in last else (linear + size, skipped)
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         head = self.model.get_output_embeddings().weight.numel()
-        return Shape(int(linear), head, heads * head_dim, tuple(self.windows))
+        return Shape(int(linear), int(skipped) + head, heads * head_dim, tuple(self.windows), self.skips)
 
     def widths(self, arithmetic: torch.dtype) -> Widths:
         """What a row of a layer takes on the wire when attention runs in `arithmetic`."""

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from pydantic import ValidationError
-
-from unmask.config import options_error
 from unmask.errors import UserError
 from unmask.objectives.base import Decoding, Head, LossTerms, Objective
 from unmask.registry import Registry
@@ -24,11 +21,17 @@ def build(name: str, options: dict[str, Any] | None = None) -> Objective:
     """The objective `name` with these options; a wrong option is a UserError that names the valid ones."""
     if "mask_token_id" in (options or {}):
         raise UserError("objective.mask_token_id is not an option: it follows from the model; set model.mask_token_id")
-    kind = objectives[name]
-    try:
-        return kind(**(options or {}))
-    except ValidationError as error:
-        raise options_error(error, kind, f"objective {name}") from None
+    given = options or {}
+    objective = rebuild(name, given)
+    for option, needs in objective.unused().items():
+        if option in given and given[option] != type(objective).model_fields[option].default:
+            raise UserError(f"objective {name}: {option}={given[option]!r} has no effect here: it needs {needs}")
+    return objective
 
 
-__all__ = ["Decoding", "Head", "LossTerms", "Objective", "build", "objectives"]
+def rebuild(name: str, options: dict[str, Any]) -> Objective:
+    """The objective `name` from all of its options, as a checkpoint records them."""
+    return objectives[name].parse(options, f"objective {name}")
+
+
+__all__ = ["Decoding", "Head", "LossTerms", "Objective", "build", "objectives", "rebuild"]

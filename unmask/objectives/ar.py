@@ -21,6 +21,9 @@ from unmask.rows import Document, Rows, assemble
 class AR(Objective):
     """Next-token prediction. It has no noise: `draws` changes nothing. Denominator: the predicted supervised tokens."""
 
+    def unused(self) -> dict[str, str]:
+        return {"draws": "an objective with noise"}
+
     @property
     def decoding(self) -> Decoding:
         return Decoding("causal", None, True)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from unmask.config import Section
 from unmask.registry import nearest
 from unmask.rows import Document, Rows
 
@@ -46,7 +47,7 @@ class Decoding(NamedTuple):
     causal: bool = False
 
 
-class Objective(BaseModel):
+class Objective(Section):
     """A training objective; its fields are its options in the config, unknown ones are refused.
 
     Everything random is a function of (seed, document.sample, draw): see `noise`. `rows` may be called with any
@@ -57,7 +58,7 @@ class Objective(BaseModel):
     `variant`; a preset is the default of every option that was not given.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     #: Filled in from the model when a run starts; not an option.
@@ -76,6 +77,13 @@ class Objective(BaseModel):
                 f"unknown variant {name!r}{nearest(str(name), list(cls.presets))}; known: {', '.join(cls.presets)}"
             )
         return {**cls.presets[name], **options}
+
+    def unused(self) -> dict[str, str]:
+        """Options without effect beside the values of the others -> what they need; by default none.
+
+        `build` refuses one that was given. Options that come from a checkpoint are all there, used or not.
+        """
+        return {}
 
     @property
     @abstractmethod

@@ -86,7 +86,7 @@ class BlockDiffusion(Objective):
     noise_levels: Literal["stratified", "block", "document"] = "stratified"
     #: The window (emin, emax) of noise levels; `auto` starts full and moves at every evaluation (BD3LM, see `clip`).
     clip: Annotated[Literal["auto"] | tuple[float, float], BeforeValidator(_window)] = FULL
-    #: The window that `clip: auto` has come to; a run fills it in.
+    #: The window that `clip: auto` has come to; a run fills it in (given, it is where the run starts).
     window: Window | None = None
     #: How the probability of a mask follows from the noise level.
     schedule: Schedule = "linear"
@@ -112,6 +112,20 @@ class BlockDiffusion(Objective):
         if self.block_schedule is not None:
             checked(self.block_schedule)
         return self
+
+    def unused(self) -> dict[str, str]:
+        low, high = FULL if self.clip == "auto" else self.clip
+        auto, narrow = self.clip == "auto", low > FULL[0] or high < FULL[1]
+        flat = self.weight == "flat" or (self.weight == "bd3lm" and low > 0.5)
+        sizes = {phase.size for phase in self.block_schedule or ()} or {self.block_size}
+        used = {
+            "window": (auto, "clip: auto"),
+            "redraw": (auto or narrow, "a clip inside of [0.001, 1]"),
+            "weight_offset": (not flat, "a weight that is not flat"),
+            "clean": (sizes != {"full"}, "clean rows, and with block_size: full there are none"),
+            "block_size": (not self.block_schedule, "block_schedule, which replaces it, to be left out"),
+        }
+        return {option: needs for option, (is_used, needs) in used.items() if not is_used}
 
     @property
     def size(self) -> int | Literal["full"]:

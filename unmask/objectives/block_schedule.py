@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from unmask.config import Section
 
 
 def _size(value: Any) -> Any:
-    if value != "full" and (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1
-    ):
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if value != "full" and (isinstance(value, bool) or not whole or value < 1):
         raise ValueError(f"{value!r} is not a block size: give a whole number of tokens, at least 1, or full")
     return value if value == "full" else int(value)
 
@@ -24,13 +25,13 @@ def _size(value: Any) -> Any:
 BlockSize = Annotated[int | Literal["full"], BeforeValidator(_size)]
 
 
-class Phase(BaseModel):
+class Phase(Section):
     """A stretch of training with one block size.
 
     until: where it ends; at most 1, a fraction of all steps, above 1, a step; nothing: the end of training.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     until: float | None = Field(default=None, gt=0)
     size: BlockSize

@@ -77,6 +77,9 @@ class MDLM(Objective):
     #: Probability that a document is cut to a uniform random length (LLaDA cuts 1 % of its batches).
     random_length: float = Field(default=0.0, ge=0, le=1)
 
+    def unused(self) -> dict[str, str]:
+        return {} if self.weight == "cart" else {"cart_q": "weight: cart"}
+
     @property
     def decoding(self) -> Decoding:
         return Decoding("full", None, self.shift)

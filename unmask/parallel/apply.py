@@ -30,7 +30,7 @@ def parallelise(
         return row_model, None
     block = None
     if mesh.axis is not None:
-        layers = Layers(row_model.shape, row_model.widths(arithmetic), row_model.skips)
+        layers = Layers(row_model.shape, row_model.widths(arithmetic))
         block = BlockAxis(mesh.axis, layers, config.placement, config.exchange, rank_speeds(mesh, config))
         row_model.axis = block
     return summed(row_model, mesh.device), block

@@ -55,10 +55,10 @@ class Layers:
     kinds: (window, labelled queries only) of every layer; widths: of a row on the wire; shape: for the costs.
     """
 
-    def __init__(self, shape: Shape, widths: Widths, skips: bool):
+    def __init__(self, shape: Shape, widths: Widths):
         self.shape, self.widths = shape, widths
         self.kinds = [(window, False) for window in shape.windows]
-        if skips:
+        if shape.skips:
             self.kinds[-1] = (shape.windows[-1], True)
 
 

@@ -7,6 +7,7 @@ every step) and `causal` (a token at a time).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
-from unmask.objectives import Decoding, build
+from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, continuation, infill
 from unmask.sampling.network import Network
@@ -65,10 +66,15 @@ def sample(
     many. A hole longer than a block is filled block by block. A `causal` model refuses a suffix. EOS is never put
     into a hole, and the mask token never anywhere.
     """
-    chosen = Options.parse(options)
+    chosen = Options.parse(options, "sample")
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
+    if decoding is not None and not isinstance(decoding, Decoding):
+        raise UserError(f"sample: decoding is the objective's, load(folder).objective.decoding, not {_kind(decoding)}")
     decoding = decoding or _recorded(model)
     method = chosen.method or decoding.kind
     sampler = samplers[method]
+    chosen.refuse_unused(method)
     mask = getattr(model.config, "mask_token_id", None)
     if mask is None and decoding.kind != "causal":
         raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
@@ -83,7 +89,7 @@ def sample(
             what = "the mask token" if given == mask else f"outside the model's {rows} embeddings"
             raise UserError(f"sample: the prompt or suffix holds token id {given}, which is {what}")
     if suffix is None:
-        canvas = continuation(ends[0], chosen.length, filler, eos=eos, block_size=grid)
+        canvas = continuation(ends[0], chosen.length, filler, eos=eos)
     else:
         canvas = infill(ends[0], chosen.length, ends[1], filler, block_size=grid)
     banned = _banned(model, tokenizer, mask, eos if suffix is not None else None)
@@ -104,14 +110,23 @@ def _recorded(model: PreTrainedModel) -> Decoding:
     record = getattr(model.config, "unmask", None)
     if not record:
         raise UserError("sample: the model does not say how it was trained; pass decoding=objective.decoding")
-    return build(record["name"], record["options"]).decoding
+    return rebuild(record["name"], record["options"]).decoding
+
+
+def _kind(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | Sequence[int]) -> list[int]:
     if not isinstance(text, str):
-        return [int(token) for token in text]
+        try:
+            return [operator.index(token) for token in text]
+        except TypeError:
+            raise UserError(f"sample: a prompt or suffix is text or a list of token ids, not {text!r}") from None
+    if not text:
+        return []
     if tokenizer is None:
-        raise UserError("sample: without a tokeniser the prompt must be token ids")
+        raise UserError("sample: this model has no tokeniser, so that a prompt or suffix must be token ids")
     # As training data is read: a text that spells the mask token is plain characters.
     return Encoder(tokenizer, eos=False).encode([text])[0].tolist()
 

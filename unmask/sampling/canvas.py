@@ -13,8 +13,7 @@ from torch import Tensor
 class Canvas:
     """token: int64 [n], the mask token where `open`; open: bool [n]. Positions [start, stop) are wanted.
 
-    A canvas may be open beyond `stop`, up to the end of the last block: a block is denoised at the size it was
-    trained with, and what was not asked for is thrown away. `eos` ends a generation; None (infilling) never does.
+    `eos` ends a generation; None (infilling) never does.
     `dropped` counts prompt tokens left out at the front to move the block grid, `suffix` the tokens after a hole,
     `steps` the changes made so far.
     """
@@ -60,12 +59,11 @@ class Canvas:
         return self.token[self.start : self.start + int(gaps[0]) if len(gaps) else end].tolist()
 
 
-def continuation(token: Sequence[int], length: int, mask: int, *, eos: int | None, block_size: int = 1) -> Canvas:
-    """A prompt followed by `length` masks, rounded up to whole blocks."""
+def continuation(token: Sequence[int], length: int, mask: int, *, eos: int | None) -> Canvas:
+    """A prompt followed by `length` masks. As in training, the last block may be shorter than the others."""
     start, stop = len(token), len(token) + length
-    total = -(-stop // block_size) * block_size
-    tokens = torch.tensor([*token, *[mask] * (total - start)], dtype=torch.int64)
-    return Canvas(tokens, torch.arange(total) >= start, start, stop, eos)
+    tokens = torch.tensor([*token, *[mask] * length], dtype=torch.int64)
+    return Canvas(tokens, torch.arange(stop) >= start, start, stop, eos)
 
 
 def infill(prefix: Sequence[int], hole: int, suffix: Sequence[int], mask: int, *, block_size: int = 1) -> Canvas:

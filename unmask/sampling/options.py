@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from unmask.config import apply_override, options_error
+from unmask.config import Section, apply_override
+from unmask.errors import UserError
 
 
-class Options(BaseModel):
-    """Options of every sampler. `Options.parse` turns a mistake into a UserError."""
+class Options(Section):
+    """Options of every sampler."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     #: Tokens to generate, or the size of the hole to fill.
     length: int = Field(default=128, ge=1)
@@ -31,17 +32,22 @@ class Options(BaseModel):
     #: Of every random draw.
     seed: int = Field(default=0, ge=0, lt=2**63)
 
+    def refuse_unused(self, method: str) -> None:
+        """UserError for an option that plays no part in this sampling; of a sampler of one's own nothing is known."""
+        needs = {}
+        if method == "causal":
+            needs = dict.fromkeys(("block_size", "threshold", "steps"), "a sampler that fills masks, not method=causal")
+        if self.temperature == 0:
+            needs["top_p"] = "a temperature above 0"
+        for option, need in needs.items():
+            value = getattr(self, option)
+            if value != type(self).model_fields[option].default:
+                raise UserError(f"sample: {option}={value!r} has no effect here: it needs {need}")
+
     @classmethod
     def read(cls, overrides: list[str]) -> Options:
         """From a command line's `temperature=0.8 steps=4`."""
         tree: dict[str, Any] = {}
         for override in overrides:
-            apply_override(tree, override)
-        return cls.parse(tree)
-
-    @classmethod
-    def parse(cls, options: dict[str, Any]) -> Options:
-        try:
-            return cls(**options)
-        except ValidationError as error:
-            raise options_error(error, cls, "sample") from None
+            apply_override(tree, override, "option=value", "length=64")
+        return cls.parse(tree, "sample")

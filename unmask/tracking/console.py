@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from typing import Any
@@ -36,10 +37,9 @@ class ConsoleTracker:
         if self._mode == "none":
             return
         if record["kind"] == "evaluation":
-            self.message(
-                f"step {record['step']}: validation {record['nats_per_token']:.4f} "
-                f"+- {record['standard_error']:.4f} nats per token"
-            )
+            error = record["standard_error"]
+            known = "" if math.isnan(error) else f" +- {error:.4f}"  # of one chunk there is none
+            self.message(f"step {record['step']}: validation {record['nats_per_token']:.4f}{known} nats per token")
         elif self._progress is not None:
             self._progress.update(self._task, completed=record["step"], total=record["steps"], status=status(record))
         else:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 #: Seconds between plain lines.
 PAUSE = 10.0
@@ -14,46 +15,42 @@ PAUSE = 10.0
 @contextmanager
 def reading() -> Iterator[Callable[[int, int, int], None]]:
     """A function report(bytes read, bytes in all, documents), shown while the context lasts."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    began = shown = time.monotonic()
-    columns = (BarColumn(), DownloadColumn(), TextColumn("{task.fields[documents]:,} documents"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("reading", total=None, documents=0)
-
-        def report(read: int, total: int, documents: int) -> None:
-            nonlocal shown
-            progress.update(task, completed=read, total=total, documents=documents)
-            now = time.monotonic()
-            if not console.is_terminal and now - shown >= PAUSE:
-                shown = now
-                left = timedelta(seconds=round((now - began) * (total - read) / max(read, 1)))
-                console.print(f"{read / max(total, 1):.0%} read, {documents:,} documents, ETA {left}")
-
-        yield report
+    count = TextColumn("{task.fields[documents]:,} documents")
+    with _progress(BarColumn(), DownloadColumn(), count, TimeRemainingColumn()) as show:
+        yield lambda read, total, documents: show(
+            read, total, f"{read / max(total, 1):.0%} read, {documents:,} documents", documents
+        )
 
 
 @contextmanager
 def steps(task: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A function report(done, total) for a task counted in `unit`, shown while the context lasts."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(task), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with _progress(*columns) as show:
+        yield lambda done, total: show(done, total, f"{task}: {done} of {total} {unit}")
+
+
+@contextmanager
+def _progress(*columns: Any) -> Iterator[Callable[..., None]]:
+    """A function show(done, total, line, documents): a bar of these columns, or the line and its ETA."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = shown = time.monotonic()
-    columns = (TextColumn(task), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task(task, total=None)
+        bar = progress.add_task("", total=None, documents=0)
 
-        def report(done: int, total: int) -> None:
+        def show(done: int, total: int, line: str, documents: int = 0) -> None:
             nonlocal shown
-            progress.update(bar, completed=done, total=total)
+            progress.update(bar, completed=done, total=total, documents=documents)
             now = time.monotonic()
             if not console.is_terminal and now - shown >= PAUSE:
                 shown = now
-                left = timedelta(seconds=round((now - began) * (total - done) / max(done, 1)))
-                console.print(f"{task}: {done} of {total} {unit}, ETA {left}")
+                console.print(f"{line}, ETA {timedelta(seconds=round((now - began) * (total - done) / max(done, 1)))}")
 
-        yield report
+        yield show

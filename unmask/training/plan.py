@@ -12,7 +12,7 @@ from unmask.parallel.block import Layers, Placed, place
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
-from unmask.training.trainer import micro_batches
+from unmask.training.trainer import continued, micro_batches
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
 PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backward")
@@ -21,6 +21,7 @@ PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backwar
 def plan(config: Config) -> dict[str, Any]:
     """The facts of a run: numbers and short strings; bytes and FLOPs are plain numbers. Writes nothing."""
     run = setup.prepare(config)
+    checkpoint = continued(run)
     parameters = list(run.model.parameters())
     size = sum(p.numel() for p in parameters)
     trainable = [p for p in parameters if p.requires_grad]
@@ -50,6 +51,7 @@ def plan(config: Config) -> dict[str, Any]:
         # Two moments of the parameter's own dtype.
         "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
         "checkpoint": config.checkpoint.path,
+        "goes_on_from": checkpoint and checkpoint.name,
         **({"processes": _processes(config), "placement": placed[0][1]["placement"], **ranks} if placed else {}),
     }
 
@@ -62,7 +64,7 @@ def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str
     parallel, row_model = run.config.parallel, run.row_model
     if parallel.block_parallel_size == 1:
         return []
-    layers = Layers(row_model.shape, row_model.widths(run.dtype), row_model.skips)
+    layers = Layers(row_model.shape, row_model.widths(run.dtype))
     speeds = np.array(parallel.speeds) if isinstance(parallel.speeds, list) else None
     found = []
     for rows in micro:
@@ -103,4 +105,6 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.3e}"
     if name == "fill":
         return f"{100 * value:.1f} %"
+    if value is None:
+        return "-"
     return f"{value:,}" if isinstance(value, int) else str(value)

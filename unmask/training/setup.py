@@ -16,11 +16,13 @@ from unmask.data import Packs, Sampler, dataset_from, load_tokenizer, open_datas
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.models import RowModel, load
+from unmask.models.checkpoints import newest
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply
 from unmask.parallel.mesh import world_size
 from unmask.tracking import trackers
+from unmask.training import refusals
 from unmask.training.optimizers import optimizers
 
 if TYPE_CHECKING:
@@ -87,11 +89,13 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         raise UserError(
             f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
         )
+    refusals.check_settings(config, objective)
     optimizers[config.optimizer.name]
     for tracker in config.log.trackers:
         trackers[tracker]
     path = Path(config.checkpoint.path)
-    check_writable(path)
+    refusals.check_writable(path)
+    newest(path, config.checkpoint.step)
     device = device_of(config)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
@@ -115,6 +119,11 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     _check_vocabulary(loaded.model, loaded.tokenizer, dataset)
     packs = Packs(dataset, config.data.pack_tokens)
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
+    steps = config.training.steps or sampler.steps(config.training.epochs)
+    refusals.check_warmup(config, steps)
+    objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
+    refusals.check_targets(objective, packs, f"data.train={_name(train)}")
+    held_out = None if validation is None else _validation(config, validation, loaded.tokenizer, objective)
     row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(
@@ -124,12 +133,12 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         model=loaded.model,
         row_model=row_model,
         tokenizer=loaded.tokenizer,
-        objective=objective.model_copy(update={"mask_token_id": loaded.mask_token_id}),
+        objective=objective,
         dataset=dataset,
         packs=packs,
         sampler=sampler,
-        validation=None if validation is None else _validation(config, validation, loaded.tokenizer),
-        steps=config.training.steps or sampler.steps(config.training.epochs),
+        validation=held_out,
+        steps=steps,
     )
 
 
@@ -138,17 +147,6 @@ def _settings(model: Any) -> dict[str, Any]:
     passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache")
     fields = {key: value for key, value in model.config.to_dict().items() if key not in passing}
     return json.loads(json.dumps(fields, default=str))
-
-
-def check_writable(path: Path) -> None:
-    """Raise UserError when a run cannot be written to `path`; writes nothing."""
-    existing = path.absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise UserError(f"checkpoint.path={path}: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"checkpoint.path={path}: {existing} is not writable")
 
 
 def dataset_hash(dataset: Dataset) -> str:
@@ -180,20 +178,26 @@ def _tokenizer(config: Config, source: Any) -> Any:
 
 
 def _dataset(source: Any, tokenizer: Any, key: str) -> Dataset:
-    name = source if isinstance(source, str | Path) else type(source).__name__
     if isinstance(source, str | Path) and not exists(source):
         raise UserError(f"{key}={source}: no such dataset, file or folder")
     dataset = dataset_from(source, tokenizer)
     if dataset.tokens == 0:
-        raise UserError(f"{key}={name}: the dataset is empty")
+        raise UserError(f"{key}={_name(source)}: the dataset is empty")
     return dataset
 
 
-def _validation(config: Config, source: Any, tokenizer: Any) -> list[list[Document]]:
+def _name(source: Any) -> Any:
+    return source if isinstance(source, str | Path) else type(source).__name__
+
+
+def _validation(config: Config, source: Any, tokenizer: Any, objective: Objective) -> list[list[Document]]:
     """The first evaluation.packs packs of the validation set, the same at every evaluation."""
+    refusals.check_bound(objective)
     packs = Packs(_dataset(source, tokenizer, "data.validation"), config.data.pack_tokens)
     count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
-    return Sampler(packs, count, config.training.seed).batch(0)
+    chosen = Sampler(packs, count, config.training.seed).batch(0)
+    refusals.check_targets(objective, chosen, f"data.validation={_name(source)}")
+    return chosen
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, dataset: Dataset) -> None:

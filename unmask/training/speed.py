@@ -1,7 +1,8 @@
 """How fast a step was: tokens per second, model FLOP utilisation and memory.
 
-MFU = (6 * parameters * rows + 12 * width * pairs) / seconds / peak, from the exact pair counts of the rows; recomputed
-activations count as no work. A GPU's peak is its data sheet's dense rate, a CPU's that of a measured matrix product.
+MFU = (6 * parameters * rows + 12 * width * pairs) / seconds / peak, from the exact pair counts of the rows. What is not
+computed (a last layer's unlabelled rows) and what is computed twice (recomputed activations) count as no work. A GPU's
+peak is its data sheet's dense rate, a CPU's that of a measured matrix product.
 """
 
 from __future__ import annotations

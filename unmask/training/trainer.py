@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.config import Config, ParallelConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
@@ -78,6 +78,13 @@ class Summary:
         return f"trained {self.step} steps, loss {self.loss:.4f}: {self.checkpoint}"
 
 
+#: How to make what `Trainer` takes.
+MAKE_ONE: dict[type, str] = {
+    Config: "make one with Config.load(path) or Config.parse({...})",
+    ParallelConfig: "write ParallelConfig(...)",
+}
+
+
 class _Abandoned(Exception):
     """A signal came during an evaluation, which the resumed run repeats."""
 
@@ -101,7 +108,16 @@ class Trainer:
         config: Config | None = None,
         callbacks: Sequence[Callback] = (),
     ):
-        self.config = _replaced(config or Config(), "checkpoint", path=checkpoint_path and str(checkpoint_path))
+        for name, value, kind in (("config", config, Config), ("parallel_config", parallel_config, ParallelConfig)):
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"Trainer: {name} is a {kind.__name__}, not {value!r}; {MAKE_ONE[kind]}")
+        if model_name is not None:
+            model_name = as_path(model_name, "a model (model_name)")
+        if checkpoint_path is not None:
+            checkpoint_path = str(checkpoint_path and as_path(checkpoint_path, "a run (checkpoint_path)"))
+        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+            raise UserError(f"Trainer: callbacks is a list of functions, not {callbacks!r}")
+        self.config = _replaced(config or Config(), "checkpoint", path=checkpoint_path)
         if model_name is not None:
             self.config = _replaced(self.config, "model", name=str(model_name))
             self.config.model.config = None
@@ -141,8 +157,6 @@ class Trainer:
         self.mesh.agree(
             {**self.run.fingerprint(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
         )
-        # A step that is not there is refused first.
-        self.mesh.together(lambda: layout.newest(self.run.path, self.config.checkpoint.step))
         self._build()
         with ExitStack() as held:
             self.mesh.first_does(lambda: held.enter_context(alone_in(self.run.path)))
@@ -163,7 +177,8 @@ class Trainer:
     def set_steps(self, steps: int) -> None:
         """Change the length of the run; the schedules follow from the next step on."""
         self.steps = max(steps, self.step)
-        self.config = self.run.config = _replaced(self.config, "training", steps=self.steps)
+        # The epochs that the run was to have, left beside steps, would be refused in its config.yaml.
+        self.config = self.run.config = _replaced(self.config, "training", steps=self.steps, epochs=1.0)
         self._write_config()
 
     def message(self, text: str) -> None:
@@ -179,7 +194,9 @@ class Trainer:
             self.config.training.steps = None
         paths = {"train": train, "validation": validation}
         named = {key: str(value) for key, value in paths.items() if isinstance(value, str | Path)}
-        self.config = Config.parse(_replaced(self.config, "data", **named).model_dump(), "arguments of Trainer")
+        self.config = Config.parse(
+            _replaced(self.config, "data", **named).model_dump(warnings=False), "arguments of Trainer"
+        )
 
     def _build(self) -> None:
         """The parts of a run that have a state of their own."""
@@ -397,17 +414,9 @@ class Trainer:
 
     def _resume(self) -> Path | None:
         """Take up the newest checkpoint (or checkpoint.step) of this run's folder, if there is one."""
-        asked = self.config.checkpoint.step
-        folder = layout.newest(self.run.path, asked)
+        folder = continued(self.run)
         if folder is None:
             return None
-        if not self.config.checkpoint.resume:
-            raise UserError(
-                f"checkpoint.path={self.run.path}: holds a run already ({folder.name}); "
-                f"set checkpoint.resume=true to continue it, or choose another folder"
-            )
-        layout.verify(folder)
-        _match(layout.state_of(folder)["exact"], self.run.fingerprint(), folder)
         state = self.checkpoints.load(folder)
         self.step, self._saved = state["step"], folder
         self.objective = type(self.objective)(**state["objective"], mask_token_id=self.objective.mask_token_id)
@@ -438,6 +447,22 @@ def micro_batches(
             )
         micro.append(rows)
     return micro
+
+
+def continued(run: setup.Run) -> Path | None:
+    """The checkpoint that a run goes on from, or None; UserError when it is damaged, unwanted or another run's."""
+    checkpoint = run.config.checkpoint
+    folder = layout.newest(run.path, checkpoint.step)
+    if folder is None:
+        return None
+    if not checkpoint.resume:
+        raise UserError(
+            f"checkpoint.path={run.path}: holds a run already ({folder.name}); "
+            f"set checkpoint.resume=true to continue it, or choose another folder"
+        )
+    layout.verify(folder)
+    _match(layout.state_of(folder)["exact"], run.fingerprint(), folder)
+    return folder
 
 
 def _replaced(config: Config, section: str, **values: Any) -> Config:
