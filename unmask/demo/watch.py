@@ -68,7 +68,7 @@ class Watch:
         status = f"loss {self.smooth:.2f}  {record.get('tokens_per_second', 0):,.0f} tokens/s  ETA {left}"
         self._progress.update(self._task, completed=step, total=trainer.steps, status=status)
         if now >= self._next:
-            self._next = now + max(4.0, 0.02 * (self.seconds + self.later))
+            self._next = now + max(4.0, 0.035 * self.seconds)
             if not self.console.is_terminal:
                 self.console.print(f"{self.name}: step {step}/{trainer.steps}  {status}")
             elif self.examples:
