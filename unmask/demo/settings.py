@@ -81,7 +81,7 @@ def diffusion(settings: Settings, first: Config) -> Config:
     tree = {
         "model": {"name": str(settings.exported)},
         "objective": {"name": "fast_dllm_v2", "block_size": 8},
-        "optimizer": {"learning_rate": 2e-3},
+        "optimizer": {"learning_rate": 3e-3},
         "training": {"seed": first.training.seed, "precision": first.training.precision},
         "checkpoint": {"path": str(settings.out)},
     }
@@ -104,7 +104,8 @@ def _config(settings: Settings, tree: dict[str, Any]) -> Config:
     }
     # In minutes, many small steps teach more than few large ones.
     tree["training"] |= {"steps": settings.steps or OPEN, "batch_size": 1}
-    tree["schedule"] = {"warmup": 0.1, "floor": 0.05}
+    # In steps: how many there will be is not known at the start.
+    tree["schedule"] = {"warmup": 60, "floor": 0.05}
     tree["evaluation"] = {"packs": 2 if small else 32, "draws": 2}
     tree["log"] = {"console": "none"}
     return Config.parse(tree, "demo")

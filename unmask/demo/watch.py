@@ -19,7 +19,7 @@ from unmask.sampling import Canvas
 
 #: Steps whose pace is not measured (first calls are slow); the step, and the part of the time, after which the length
 #: of the run is fixed.
-WARM, MEASURED, PART = 3, 12, 0.02
+WARM, MEASURED, PART = 3, 12, 0.1
 #: The part of the time kept for the live view, where it fills holes.
 SHOWN = 0.08
 
@@ -45,7 +45,7 @@ class Watch:
     def __enter__(self) -> Watch:
         columns = TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[status]}")
         self._progress = Progress(*columns, console=self.console)
-        self._task = self._progress.add_task(self.name, total=None, status="measuring the pace")
+        self._task = self._progress.add_task(self.name, total=None, status="")
         self._live = Live(self._progress, console=self.console, refresh_per_second=8, transient=True)
         if self.console.is_terminal:
             self._live.start()
@@ -62,15 +62,15 @@ class Watch:
         each = self._pace(trainer, step, now)
         loss = record.get("nll", record["loss"])
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
-        if not self.fixed:
-            return
-        left = _clock(each * (trainer.steps - step) + self.later)
-        status = f"loss {self.smooth:.2f}  {record.get('tokens_per_second', 0):,.0f} tokens/s  ETA {left}"
-        self._progress.update(self._task, completed=step, total=trainer.steps, status=status)
+        seconds = each * (trainer.steps - step) if self.fixed else self.seconds - (now - self._began)
+        left, of = max(0.0, seconds) + self.later, f"/{trainer.steps}" if self.fixed else ""
+        status = f"loss {self.smooth:.2f}  {record.get('tokens_per_second', 0):,.0f} tokens/s  ETA {_clock(left)}"
+        total = trainer.steps if self.fixed else None
+        self._progress.update(self._task, completed=step, total=total, status=status)
         if now >= self._next:
             self._next = now + max(4.0, 0.035 * self.seconds)
             if not self.console.is_terminal:
-                self.console.print(f"{self.name}: step {step}/{trainer.steps}  {status}")
+                self.console.print(f"{self.name}: step {step}{of}  {status}")
             elif self.examples:
                 self._unmask(trainer)
 
