@@ -63,7 +63,7 @@ def autoregressive(settings: Settings) -> Config:
         "head_dim": 64,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
-        # Three times the usual: a small model leaves the token frequencies behind in half the steps.
+        # Three times the usual, with which so short a training gets further.
         "initializer_range": 0.06,
     }
     tree = {

@@ -71,7 +71,7 @@ class Watch:
             self._next = now + max(4.0, 0.035 * self.seconds)
             if not self.console.is_terminal:
                 self.console.print(f"{self.name}: step {step}{of}  {status}")
-            elif self.examples:
+            elif self.examples and self.fixed:
                 self._unmask(trainer)
 
     def _pace(self, trainer: Trainer, step: int, now: float) -> float:
