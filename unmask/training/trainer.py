@@ -136,7 +136,7 @@ class Trainer:
             loss=self._loss,
             path=self.run.path,
             checkpoint=self._saved,
-            interrupted=self._interrupt.signal if self.step < self.steps or self._abandoned else None,
+            interrupted=self._interrupt.signal if self._unfinished() else None,
             validation=self._bound,
         )
 
@@ -183,7 +183,8 @@ class Trainer:
         self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
         names = ["jsonl", "console", *self.config.log.trackers]
         self._trackers: list[Tracker] = [trackers[name]() for name in names]
-        self._stopping = self._abandoned = False
+        self._stopping = False
+        self._evaluated: int | None = None  # the step of the last evaluation
         self._loss: float | None = None
         self._saved: Path | None = None
         self._bound: Bound | None = None
@@ -314,6 +315,10 @@ class Trainer:
     def _ending(self) -> bool:
         return self._stopping or self._interrupt.signal is not None
 
+    def _unfinished(self) -> bool:
+        """Steps are left, or the evaluation after the last."""
+        return self.step < self.steps or (self._evaluation_due() and self._evaluated != self.step)
+
     # evaluation
 
     def _evaluation_due(self) -> bool:
@@ -331,9 +336,9 @@ class Trainer:
         try:
             self._bound, self.objective = evaluate(self.run, self.objective, self.step, self.steps, watch)
         except _Abandoned:
-            self._abandoned = True
             self.message(f"step {self.step}: evaluation given up; the continued run makes it")
             return
+        self._evaluated = self.step
         self._log(
             {
                 "kind": "evaluation",
