@@ -73,7 +73,8 @@ def _train(config: Config, watch: Watch, settings: Settings) -> tuple[int | None
         again = f"unmask demo --out {settings.out}"
         if settings.minutes != Settings.minutes:
             again += f" --minutes {settings.minutes:g}"
-        console.print(f"Stopped at step {summary.step} of {summary.steps}, and saved. To go on:", style="bold")
+        of = f" of {summary.steps}" if summary.steps != OPEN else ""
+        console.print(f"Stopped at step {summary.step}{of}, and saved. To go on:", style="bold")
         console.print(f"  {again}", markup=False, soft_wrap=True)
         return summary.interrupted, None
     console.print(f"{summary.steps} steps done; the model is in {summary.checkpoint}")

@@ -50,7 +50,7 @@ class Watch:
         if self.console.is_terminal:
             self._live.start()
         self._began = self._next = time.monotonic()
-        self._paced: tuple[int, float] | None = None
+        self._paced: tuple[int, float] | None = None  # (step, time) from which the pace is measured
         self._timed = not self.fixed
         return self
 
@@ -62,7 +62,9 @@ class Watch:
         each = self._pace(trainer, step, now)
         loss = record.get("nll", record["loss"])
         self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
-        seconds = each * (trainer.steps - step) if self.fixed else self.seconds - (now - self._began)
+        if self.fixed and each is None:
+            return  # the time left is not known yet
+        seconds = each * (trainer.steps - step) if self.fixed and each else self.seconds - (now - self._began)
         left, of = max(0.0, seconds) + self.later, f"/{trainer.steps}" if self.fixed else ""
         status = f"loss {self.smooth:.2f}  {record.get('tokens_per_second', 0):,.0f} tokens/s  ETA {_clock(left)}"
         total = trainer.steps if self.fixed else None
@@ -74,8 +76,8 @@ class Watch:
             elif self.examples and self.fixed:
                 self._unmask(trainer)
 
-    def _pace(self, trainer: Trainer, step: int, now: float) -> float:
-        """Seconds a step; gives the run as many steps as fit into its time, what the live view costs set aside.
+    def _pace(self, trainer: Trainer, step: int, now: float) -> float | None:
+        """Seconds a step, once known. Gives the run the steps that fit into its time, less what the live view costs.
 
         The length is then kept, for the schedule's sake, unless the machine becomes so slow that it would take a
         quarter longer.
@@ -83,7 +85,7 @@ class Watch:
         if self._paced is None:
             if step >= WARM or self.fixed:
                 self._paced = (step, now)
-            return now - self._began
+            return None
         each, elapsed = (now - self._paced[1]) / (step - self._paced[0]), now - self._began
         if self._timed and self.fixed:
             if elapsed + each * (trainer.steps - step) > 1.25 * self.seconds:
