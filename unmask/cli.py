@@ -240,7 +240,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),
     seed: Annotated[int, typer.Option(help="Of the weights, the noise and the order of the data.")] = 0,
     steps: Annotated[int | None, typer.Option(hidden=True)] = None,
-    layers: Annotated[int, typer.Option(hidden=True)] = 4,
+    layers: Annotated[int, typer.Option(hidden=True)] = 2,
     files: Annotated[int, typer.Option(hidden=True)] = 0,
 ) -> None:
     """Train a small model on this Python's own source code, and watch it fill holes in functions."""

@@ -1,6 +1,8 @@
 """The training step against transformers and a hand-written loop, and what its options may and may not change."""
 
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -210,6 +212,18 @@ def test_arguments_win_over_the_config(tmp_path):
     assert summary.step == summary.steps == math.ceil(len(trainer.run.packs) / 8)
     assert not (tmp_path / "config").exists()
     assert settings.training.steps == 50
+
+
+def test_a_signal_at_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_path):
+    def end(trainer, record):
+        if record["step"] == record["steps"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    held_out = documents(8, seed=1)
+    summary = train(tmp_path, callbacks=[end], validation=held_out).summary
+    assert (summary.step, summary.steps, summary.interrupted, summary.validation) == (4, 4, signal.SIGTERM, None)
+    summary = train(tmp_path, validation=held_out).summary
+    assert (summary.step, summary.interrupted) == (4, None) and summary.validation is not None
 
 
 def test_a_length_can_change_while_it_runs(tmp_path):

@@ -87,7 +87,7 @@ def bound(
         if report is not None:
             report(number + 1, len(packs))
     row_model.train(training)
-    return _ratio(np.array(nats), np.array(tokens))
+    return ratio(np.array(nats), np.array(tokens))
 
 
 def _documents(
@@ -111,7 +111,7 @@ def _documents(
     return result
 
 
-def _ratio(nats: np.ndarray, tokens: np.ndarray) -> Bound:
+def ratio(nats: np.ndarray, tokens: np.ndarray) -> Bound:
     """The ratio estimator: r = sum(nats) / sum(tokens); its variance is that of the residuals nats - r * tokens."""
     n, total = len(nats), float(tokens.sum())
     if total == 0:

@@ -148,7 +148,7 @@ class Trainer:
             loss=self._loss,
             path=self.run.path,
             checkpoint=self._saved,
-            interrupted=self._signal if self.step < self.steps else None,
+            interrupted=self._signal if self._unfinished() else None,
             validation=self._bound,
         )
 
@@ -212,6 +212,7 @@ class Trainer:
         self._trackers: list[Tracker] = [trackers[name]() for name in names]
         self._stopping = False
         self._signal: int | None = None
+        self._evaluated: int | None = None  # the step of the last evaluation
         self._loss: float | None = None
         self._saved: Path | None = None
         self._bound: Bound | None = None
@@ -366,6 +367,10 @@ class Trainer:
             self._signal = self._interrupt.signal
         return self._stopping or self._signal is not None
 
+    def _unfinished(self) -> bool:
+        """Steps are left, or the evaluation after the last."""
+        return self.step < self.steps or (self._evaluation_due() and self._evaluated != self.step)
+
     # evaluation
 
     def _evaluation_due(self) -> bool:
@@ -386,6 +391,7 @@ class Trainer:
         except _Abandoned:
             self.message(f"step {self.step}: evaluation given up; the continued run makes it")
             return
+        self._evaluated = self.step
         self._log(
             {
                 "kind": "evaluation",
