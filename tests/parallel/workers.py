@@ -38,8 +38,8 @@ class Workers:
         for rank, pipe in enumerate(self._pipes):
             assert pipe.poll(SECONDS), f"rank {rank} did not answer within {SECONDS} s"
             answers.append(pipe.recv())
-        for rank, (failure, _) in enumerate(answers):
-            assert failure is None, f"rank {rank}:\n{failure}"
+        failures = [f"rank {rank}:\n{failure}" for rank, (failure, _) in enumerate(answers) if failure is not None]
+        assert not failures, "\n".join(failures)
         return [value for _, value in answers]
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def free_port() -> int:
 def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR",
     )  # fmt: skip
     import torch
     import torch.distributed as dist

@@ -18,7 +18,7 @@ from unmask.attention.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_windows
 from unmask.models.last_layer import labelled_only, skip_unlabelled
-from unmask.rows import Rows, Shape
+from unmask.rows import Rows, Shape, inert
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,6 +121,8 @@ class RowModel(nn.Module):
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
+        if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
+            rows = inert(rows.count)
         plan = whole = None
         if self.axis is not None:
             rows, plan, whole = self.axis.divide(rows, device)

@@ -33,7 +33,7 @@ def parallelise(
         layers = Layers(row_model.shape, row_model.widths(arithmetic))
         block = BlockAxis(mesh.axis, layers, config.placement, config.exchange, rank_speeds(mesh, config))
         row_model.axis = block
-    return summed(row_model, mesh.device), block
+    return summed(row_model, mesh.device, mesh.group), block
 
 
 def check(config: Config, row_model: RowModel) -> None:

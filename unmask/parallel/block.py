@@ -22,7 +22,7 @@ from torch import Tensor
 from unmask.attention import Plan
 from unmask.attention.exchange import Axis, Division, Widths, bytes_sent, resolve
 from unmask.attention.exchange.divided import DividedPattern
-from unmask.rows import IGNORE, Rows, Shape, pairs
+from unmask.rows import IGNORE, Rows, Shape, inert, pairs
 from unmask.rows.cost import row_costs
 from unmask.rows.placement import Placement, held, placements
 
@@ -121,7 +121,7 @@ class BlockAxis:
         self._rows += len(local)
         self._pairs += int(pairs(local).sum())
         if len(local) == 0:
-            local = inert(rows)
+            local = inert(rows.count)
         whole = partial(self._whole, index[local.label[: len(index)] != IGNORE], rows.labelled)
         if placed.placement.SHARED == "none":
             return local, None, whole
@@ -149,13 +149,3 @@ class BlockAxis:
         total[torch.from_numpy(np.searchsorted(every, mine)).to(values.device)] = values
         dist.all_reduce(total, group=self.axis.wire.groups[0])
         return total
-
-
-def inert(rows: Rows) -> Rows:
-    """One row without a label that nobody reads, for a rank that would compute nothing."""
-    one = rows.take(np.array([0]))
-    zero = np.array([0])
-    return Rows(
-        token=one.token, position=one.position, block=zero, lo=zero, hi=zero, reach=zero + 1, label=zero + IGNORE,
-        weight=zero * 0.0, document=one.document, count=rows.count,
-    )  # fmt: skip

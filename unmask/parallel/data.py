@@ -15,16 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 # No postponed annotations in this file: torch compares those of a communication hook with its own classes.
 
 
-def summed(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """The module, its gradients summed over all processes in the last backward of a step (see `no_sync`)."""
+def summed(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
+    """The module, its gradients summed over the group in the last backward of a step (see `no_sync`)."""
     # With find_unused_parameters the buckets keep their order: a resumed run adds up in the order of the first one.
     wrapped = DistributedDataParallel(
         model,
+        process_group=group,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=True,
     )
-    wrapped.register_comm_hook(None, _sum)
+    wrapped.register_comm_hook(group, _sum)
     return wrapped
 
 
@@ -33,6 +34,6 @@ def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:
     return nullcontext() if now or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 
-def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+def _sum(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -31,7 +31,8 @@ CONNECTION = ("onnection", "imed out", "imeout", "peer", "NCCL", "gloo", "Socket
 class Mesh:
     """This process's place; the same methods for one process.
 
-    sizes, position: by axis name; axis: the block axis for attention (None where it has one rank).
+    sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); group: of all
+    processes (None: torch's default group).
     """
 
     device: torch.device
@@ -41,6 +42,7 @@ class Mesh:
     position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "block": 0})
     axis: Axis | None = None
     pulse: Pulse | None = None
+    group: Any = None
 
     @property
     def first(self) -> bool:
@@ -59,14 +61,14 @@ class Mesh:
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, op=operation)
+        dist.all_reduce(total, op=operation, group=self.group)
         return total.tolist()
 
     def gathered(self, value: Any) -> list[Any]:
         """`value` of every process, by rank."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def together(self, action: Callable[[], T]) -> T:
@@ -125,6 +127,8 @@ class Mesh:
 
 def world_size() -> int:
     """How many processes were started together; 1 without a launcher."""
+    if dist.is_initialized():
+        return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -137,17 +141,33 @@ def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
             f"{sizes} asks for {product} processes, and {processes} "
-            f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ..."
+            f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ...",
+            shared=True,
         )
 
 
 @contextmanager
 def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
-    """The mesh of a run, for as long as it lasts. A rank that is lost ends the block with a UserError that names it."""
+    """The mesh of a run, for as long as it lasts. A rank that is lost ends the block with a UserError that names it.
+
+    A program that has initialised torch.distributed itself keeps its groups: the mesh makes its own over the same
+    processes and takes them down.
+    """
     check_sizes(config)
     if world_size() == 1:
         yield Mesh(device)
-        return
+    elif dist.is_initialized():
+        with _made(config, device) as mesh, _naming(mesh):
+            yield mesh
+    else:
+        with _joined(config, device) as pulse, _made(config, device) as mesh, pulse, _naming(mesh):
+            mesh.pulse = pulse
+            yield mesh
+
+
+@contextmanager
+def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
+    """torch.distributed initialised from the launcher's environment."""
     timeout = timedelta(seconds=config.timeout)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
@@ -157,17 +177,18 @@ def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"parallel: the processes did not find each other: {first_line(error)}") from error
     try:
-        with Pulse(store, rank, size) as pulse:
-            mesh = _mesh(config, device)
-            mesh.pulse = pulse
-            try:
-                yield mesh
-            except RuntimeError as error:
-                raise lost(mesh, error) from error
-            finally:
-                mesh.close()
+        yield Pulse(store, rank, size)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _naming(mesh: Mesh) -> Iterator[None]:
+    """Turn the loss of another process into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost(mesh, error) from error
 
 
 def lost(mesh: Mesh, error: RuntimeError) -> Exception:
@@ -175,11 +196,12 @@ def lost(mesh: Mesh, error: RuntimeError) -> Exception:
     text = first_line(error)
     if not any(sign in text for sign in CONNECTION):
         return error
-    silent = mesh.pulse.silent() if mesh.pulse is not None else []
-    who = "rank " + ", ".join(map(str, silent)) + " no longer answers" if silent else "a rank no longer answers"
+    silent, told = mesh.pulse.verdict() if mesh.pulse is not None else ([], False)
+    who = "rank " + " and ".join(map(str, silent)) if silent else "a rank"
     return UserError(
-        f"rank {mesh.rank} stopped: {who} ({text}); look at its messages, and start all ranks again to go on from the "
-        f"last checkpoint"
+        f"{who} no longer answers, so the others stopped ({text}); look at its messages, and start all ranks again to "
+        f"go on from the last checkpoint",
+        shared=told,
     )
 
 
@@ -187,34 +209,38 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _mesh(config: ParallelConfig, device: torch.device) -> Mesh:
+@contextmanager
+def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
+    """The mesh and its process groups, which all processes make in one order."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    blocks = config.block_parallel_size
-    sizes = {"replicate": config.data_parallel_size, "block": blocks}
-    position = {"replicate": rank // blocks, "block": rank % blocks}
-    timeout = timedelta(seconds=config.timeout)
-    axis = None
-    if blocks > 1:
-        traffic = Traffic()
-        packs = [list(range(first, first + blocks)) for first in range(0, size, blocks)]
-        wire = _wire(packs, rank, traffic, timeout)
-        within = between = None
-        node = config.node_size
-        if node is not None and 1 < node < blocks:
-            within = _wire(
-                [pack[i : i + node] for pack in packs for i in range(0, blocks, node)], rank, traffic, timeout
-            )
-            between = _wire([pack[i::node] for pack in packs for i in range(node)], rank, traffic, timeout)
-        axis = Axis(wire, within, between, traffic)
-    return Mesh(device, rank, size, sizes, position, axis)
+    blocks, node = config.block_parallel_size, config.node_size
+    timeout, traffic = timedelta(seconds=config.timeout), Traffic()
+    made: list[dist.ProcessGroup] = []
 
-
-def _wire(members: list[list[int]], rank: int, traffic: Traffic, timeout: timedelta) -> Wire:
-    """The wire of this rank's row of `members`. All processes make all groups, in one order."""
-    own: list[Any] = []
-    for ranks in members:
-        for _ in range(1 if dist.get_backend() == "nccl" else 2):
-            group = dist.new_group(ranks, timeout=timeout)
+    def group(members: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """The one of `members` that this rank is in."""
+        for ranks in members:
+            new = dist.new_group(list(ranks), timeout=timeout)
             if rank in ranks:
-                own.append(group)
-    return Wire(own, traffic)
+                made.append(new)
+        return made[-1]
+
+    def wire(members: Sequence[Sequence[int]]) -> Wire:
+        return Wire([group(members) for _ in range(1 if device.type == "cuda" else 2)], traffic)
+
+    mesh = Mesh(
+        device, rank, size, {"replicate": config.data_parallel_size, "block": blocks},
+        {"replicate": rank // blocks, "block": rank % blocks}, group=group([range(size)]),
+    )  # fmt: skip
+    if blocks > 1:
+        packs = [range(first, first + blocks) for first in range(0, size, blocks)]
+        mesh.axis = Axis(wire(packs), traffic=traffic)
+        if node is not None and 1 < node < blocks:
+            mesh.axis.within = wire([pack[i : i + node] for pack in packs for i in range(0, blocks, node)])
+            mesh.axis.between = wire([pack[i::node] for pack in packs for i in range(node)])
+    try:
+        yield mesh
+    finally:
+        mesh.close()
+        for each in made:
+            dist.destroy_process_group(each)

@@ -225,6 +225,15 @@ def padded(rows: Rows, multiple: int) -> Rows:
     return _concatenate([rows, inert], rows.count)
 
 
+def inert(count: float) -> Rows:
+    """One row without a label that nobody reads: for a rank that would compute nothing."""
+    zero = np.array([0])
+    return Rows(
+        token=zero, position=zero, block=zero, lo=zero, hi=zero, reach=zero + 1, label=zero + IGNORE,
+        weight=zero * 0.0, document=zero, count=count,
+    )  # fmt: skip
+
+
 def _placed(stream: Stream, offset: int, block: np.ndarray, reach: np.ndarray, document: int) -> Rows:
     return Rows(
         token=stream.token,

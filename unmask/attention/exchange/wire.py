@@ -142,10 +142,10 @@ class Wire:
         return round_
 
     def close(self) -> None:
-        """End the thread, once everything posted is over."""
+        """End the thread, once everything posted is over (after an error it may never be: the thread is let go)."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(timeout=5)
             self._thread = None
 
 

@@ -47,11 +47,13 @@ def balance(
     """
     speed = np.ones(ranks) if speeds is None else np.asarray(speeds, float)
     begin = np.zeros(ranks) if load is None else np.asarray(load, float)
+    if len(cost) == 0:
+        return np.empty(0, np.int64)
     deals = [_longest_first(cost, speed, begin), _in_rounds(cost, speed, begin)]
     improved = [evened(owner, cost, speed, begin) for owner in deals]
     best = min(improved, key=lambda owner: _score(owner, cost, speed, begin))
     chance = np.random.default_rng(0)
-    for _ in range(RESTARTS if 0 < len(cost) <= FEW else 0):
+    for _ in range(RESTARTS if len(cost) <= FEW else 0):
         if times(best, cost, speed, begin).max() <= CLOSE * (begin.sum() + cost.sum()) / speed.sum():
             break
         deal = _longest_first(cost * chance.uniform(0.7, 1.3, len(cost)), speed, begin)

@@ -1,0 +1,168 @@
+"""The same Trainer run gives the same losses, gradient norms, weights and bounds on any number of processes.
+
+MATRIX is what is proven; `docs/generate.py` makes the support table of docs/parallelism.md from it. Weights alone would
+not do: Adam hides a gradient that is a multiple of the right one, its norm does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count, product
+
+import numpy as np
+import pytest
+
+from tests.parallel.trainer_cases import OBJECTIVES, STEPS, Case, train
+
+EXCHANGES = ("gather", "ring", "needed", "query", "ulysses", "ulysses+ring", "auto")
+CELLS = [*product(("context", "csbp"), EXCHANGES), ("block", "auto"), ("auto", "auto")]
+
+#: Ranks a cell is proven on, where heads do not say otherwise, and what else varies from cell to cell.
+RANKS = (2, 3, 2, 4)
+DATA = ("packed", "long", "prompt")
+CHECKPOINTING = ("none", "none", "selective", "none", "full")
+
+
+def cells() -> list[Case]:
+    """Every objective under every placement and exchange; data, checkpointing and ranks take turns."""
+    turn, found = count(), []
+    for objective, (placement, exchange) in product(OBJECTIVES, CELLS):
+        i = next(turn)
+        blocks = RANKS[(i + i // len(CELLS)) % len(RANKS)]
+        if exchange.startswith("ulysses"):  # four query heads, two key heads
+            blocks = 4 if "+" in exchange or blocks == 3 else blocks
+        found.append(
+            Case(
+                *(objective, placement, exchange, blocks),
+                data=DATA[(i // 2) % len(DATA)],
+                checkpointing=CHECKPOINTING[i % len(CHECKPOINTING)],
+            )
+        )
+    return found
+
+
+BASE = Case("block_diffusion (bd3lm)", "csbp", "auto")
+MESHES = [
+    replace(Case(objective, placement, "auto", blocks, replicas), batch_size=4, micro_batch=1, data=data)
+    for (blocks, replicas), (objective, placement, data) in zip(
+        [(2, 2), (1, 4), (3, 1), (1, 2), (1, 3), (2, 2), (1, 2), (2, 2)],
+        [
+            ("block_diffusion (bd3lm)", "csbp", "prompt"),
+            ("mdlm (llada)", "auto", "prompt"),
+            ("ar", "context", "packed"),
+            ("block_diffusion (llada2)", "auto", "prompt"),
+            ("fast_dllm_v2", "auto", "packed"),
+            ("mdlm (dream)", "context", "prompt"),
+            ("block_diffusion (sdar)", "auto", "long"),
+            ("ar", "auto", "prompt"),
+        ],
+        strict=True,
+    )
+]
+ACCUMULATION = [
+    replace(BASE, batch_size=4, micro_batch=micro, blocks=blocks, objective=objective, checkpointing=checkpointing)
+    for micro, blocks, objective, checkpointing in (
+        (1, 2, "block_diffusion (bd3lm)", "none"),
+        (2, 3, "mdlm (mdlm)", "full"),
+        (2, 4, "block_diffusion (2 draws)", "selective"),
+    )
+]
+WINDOWS = [
+    replace(
+        BASE, model="sliding", placement=placement, exchange=exchange, blocks=blocks, objective=objective, data=data
+    )
+    for (placement, exchange, blocks), (objective, data) in zip(
+        [
+            ("csbp", "needed", 4),
+            ("context", "ring", 3),
+            ("csbp", "query", 2),
+            ("csbp", "ulysses", 2),
+            ("block", "auto", 3),
+        ],
+        [
+            ("block_diffusion (bd3lm)", "long"),
+            ("ar", "long"),
+            ("fast_dllm_v2", "packed"),
+            ("block_diffusion (causal clean)", "prompt"),
+            ("block_diffusion (sdar)", "long"),
+        ],
+        strict=True,
+    )
+]
+SINGLE = [
+    replace(BASE, dtype="float32", objective=objective, placement=placement, exchange=exchange, blocks=blocks)
+    for objective, (placement, exchange, blocks) in zip(
+        OBJECTIVES,
+        [("context", "gather", 2), ("csbp", "ring", 3), ("context", "needed", 4), ("csbp", "ulysses", 2)] * 2
+        + [("csbp", "query", 4), ("block", "auto", 2)],
+        strict=True,
+    )
+]
+EVALUATED = ("evaluation.every=10", "evaluation.packs=0")
+BOUNDS = [
+    replace(BASE, objective="clip auto", replicas=2, micro_batch=1, options=EVALUATED),
+    replace(BASE, objective="clip auto", blocks=3, options=EVALUATED),
+    replace(BASE, objective="mdlm (mdlm)", placement="context", exchange="ring", options=EVALUATED),
+    replace(BASE, objective="ar", placement="block", blocks=4, options=EVALUATED),
+]
+#: (rows of the matrix by what they show, in the order in which they run)
+MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS]
+
+#: Of losses, norms and weights, relative to the largest of each.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """The run of a case on one process; made once for all cases that share it."""
+    made = {}
+
+    def of(case):
+        if case.alone() not in made:
+            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
+        return made[case.alone()]
+
+    return of
+
+
+def name(case):
+    sizes = f"{case.replicas}x{case.blocks}"
+    extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
+    return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
+
+
+@pytest.mark.parametrize("case", MATRIX, ids=name)
+def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
+    one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
+    tolerance = TOLERANCE[case.dtype]
+    assert len(one["loss"]) == STEPS and bool(one["bound"]) == bool(case.options)
+    for key in ("loss", "norm", "bound"):
+        close(all_ranks[0][key], one[key], tolerance, key)
+    for ours in all_ranks:
+        assert ours["step"] == STEPS
+        close(ours["last"], one["last"], tolerance)
+        for key, weight in one["weights"].items():
+            close(ours["weights"][key], weight, tolerance, key)
+
+
+def close(ours, wanted, tolerance, what=""):
+    ours, wanted = np.asarray(ours, float), np.asarray(wanted, float)
+    assert ours.shape == wanted.shape
+    assert np.abs(ours - wanted).max(initial=0) <= tolerance * max(1.0, np.abs(wanted).max(initial=0)), what
+
+
+@pytest.mark.parametrize("precision, ranks", [("fp16", 2), ("bf16", 3)])
+def test_half_precision_stays_close(precision, ranks, workers, alone, tmp_path):
+    case = replace(BASE, dtype="float32", blocks=ranks)
+    half = replace(case, options=(f"training.precision={precision}",))
+    (ours, *_), one = workers(ranks).run(train, half, str(tmp_path)), alone(half)
+    full = alone(case)
+    assert np.abs(np.array(ours["loss"]) / full["loss"] - 1).max() < 0.03
+    assert np.abs(np.array(ours["loss"]) / one["loss"] - 1).max() < 0.03
+    assert ours["loss"] != full["loss"]
+
+
+def test_the_matrix_has_every_objective_placement_and_exchange():
+    proven = {(case.objective, case.placement, case.exchange) for case in MATRIX}
+    assert proven >= {(objective, *cell) for objective, cell in product(OBJECTIVES, CELLS)}
+    assert len(set(MATRIX)) == len(MATRIX)

@@ -1,0 +1,118 @@
+"""One Trainer run of the parity matrix, as every process makes it. The cases themselves need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "ar": {"name": "ar"},
+    "mdlm (llada)": {"name": "mdlm", "variant": "llada"},
+    "mdlm (dream)": {"name": "mdlm", "variant": "dream"},
+    "mdlm (mdlm)": {"name": "mdlm", "variant": "mdlm"},
+    "block_diffusion (bd3lm)": {"name": "block_diffusion", "variant": "bd3lm", "block_size": 8},
+    "block_diffusion (sdar)": {"name": "block_diffusion", "variant": "sdar", "block_size": 8},
+    "block_diffusion (llada2)": {"name": "block_diffusion", "variant": "llada2", "block_size": 8},
+    "block_diffusion (2 draws)": {"name": "block_diffusion", "block_size": 8, "draws": 2},
+    "block_diffusion (causal clean)": {"name": "block_diffusion", "block_size": 4, "clean": "causal"},
+    "fast_dllm_v2": {"name": "fast_dllm_v2", "block_size": 8},
+}
+#: Not of the table: its noise window follows from the evaluations.
+CLIP_AUTO = {"name": "block_diffusion", "block_size": 8, "clip": "auto"}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding": {
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+
+STEPS = 20
+PACK = 48
+
+
+@dataclass(frozen=True)
+class Case:
+    """blocks x replicas processes; data: packed, long or prompt; options: further overrides, which a process alone
+    is given too."""
+
+    objective: str
+    placement: str = "csbp"
+    exchange: str = "auto"
+    blocks: int = 2
+    replicas: int = 1
+    data: str = "packed"
+    batch_size: int = 2
+    micro_batch: int = 2
+    checkpointing: str = "none"
+    dtype: str = "float64"
+    model: str = "full"
+    options: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.blocks * self.replicas
+
+    def alone(self) -> Case:
+        """The same training on one process."""
+        return replace(
+            self,
+            placement="auto",
+            exchange="auto",
+            blocks=1,
+            replicas=1,
+            micro_batch=self.batch_size,
+            checkpointing="none",
+        )
+
+    def overrides(self) -> list[str]:
+        options = [f"parallel.{key}={value}" for key, value in self.parallel().items()]
+        options += [f"training.micro_batch={self.micro_batch}", f"training.checkpointing={self.checkpointing}"]
+        options += [f"training.steps={STEPS}", f"training.batch_size={self.batch_size}", f"data.pack_tokens={PACK}"]
+        return [*options, f"model.dtype={self.dtype}", *self.options]
+
+    def parallel(self) -> dict[str, Any]:
+        sizes = {"block_parallel_size": self.blocks, "data_parallel_size": self.replicas, "timeout": 60}
+        node = {"node_size": 2} if "+" in self.exchange else {}
+        return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}
+
+
+def documents(kind: str) -> list[dict[str, Any]]:
+    """Records of token ids below 63. prompt: three tokens of four are a prompt, some documents are nothing else."""
+    generator = np.random.default_rng(5)
+    size = {"packed": (3, 40), "long": (PACK, PACK + 1), "prompt": (30, 60)}[kind]
+    found = []
+    for number in range(60):
+        ids = generator.integers(0, 63, generator.integers(*size)).tolist()
+        prompt = 0 if kind != "prompt" else len(ids) if number % 5 == 0 else 3 * len(ids) // 4
+        found.append({"input_ids": ids, "loss_mask": [int(i >= prompt) for i in range(len(ids))]})
+    return found
+
+
+def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
+    """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
+    from tests.training.tiny import config, log, stop_at, weights
+    from unmask.training.trainer import Trainer
+
+    objective = CLIP_AUTO if case.objective == "clip auto" else OBJECTIVES[case.objective]
+    settings = config(Path(path), *case.overrides(), objective=objective, model=MODELS[case.model])
+    evaluated = settings.evaluation.every or None
+    trainer = Trainer(config=settings, callbacks=[stop_at(stop)] if stop else [])
+    summary = trainer.train(documents(case.data), documents("prompt")[:7] if evaluated else None)
+    # Only the first process writes the log, and it may still be writing.
+    records = log(Path(path)) if trainer.mesh.first else []
+    bound = summary.validation
+    return {
+        "step": summary.step,
+        "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
+        "loss": [record["loss"] for record in records if record["kind"] == "step"],
+        "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],
+        "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
+        "weights": {name: weight.numpy() for name, weight in weights(trainer).items()},
+    }
