@@ -145,13 +145,13 @@ class Trainer:
         self.mesh.together(lambda: layout.newest(self.run.path, self.config.checkpoint.step))
         self._build()
         with ExitStack() as held:
-            self.mesh.together(lambda: held.enter_context(alone_in(self.run.path)), first=True)
+            self.mesh.by_first(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
-            self.mesh.together(self._write_config, first=True)
+            self.mesh.by_first(self._write_config)
             self._run(resumed)
 
     def _run(self, resumed: Path | None) -> None:
-        with Interrupt() as self._interrupt, self._tracking():
+        with Interrupt() as self._interrupt, self.mesh.naming(), self._tracking():
             if resumed is not None:
                 self.message(f"going on from {resumed}")
             self._loop()
@@ -207,6 +207,7 @@ class Trainer:
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
+        self.module: Any
         self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
 
     def _write_config(self) -> None:
@@ -393,7 +394,7 @@ class Trainer:
             "exact": self.run.fingerprint(),
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
-        self.mesh.together(lambda: self.checkpoints.save(self.step, state, config, tokenizer), first=True)
+        self.mesh.by_first(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
 
     def _resume(self) -> Path | None:

@@ -90,9 +90,13 @@ class Wire:
         if not tensors:
             return Round(self, [], [])
         if tensors[0].device.type == "cuda":
-            works = dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, tensor, group=self.groups[0], group_peer=peer) for peer, tensor in sends]
-                + [dist.P2POp(dist.irecv, tensor, group=self.groups[0], group_peer=peer) for peer, tensor in receives]
+            operations: list[tuple[Any, Sequence[Message]]] = [(dist.isend, sends), (dist.irecv, receives)]
+            works: list[Any] = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(operation, tensor, group=self.groups[0], group_peer=peer)
+                    for operation, messages in operations
+                    for peer, tensor in messages
+                ]
             )
         else:
             works = [
