@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The top: a program that uses the API, the command line, and the API itself.
     "demo": MODELS | {"unmask", "data", "sampling", "evaluation", "export", "tracking"},
     "cli": MODELS | {"unmask", "data", "sampling", "evaluation", "export", "tracking", "training", "demo"},
+    "__main__": {"cli"},
     "unmask": MODELS | {"data", "parallel", "sampling", "evaluation", "export", "tracking", "training"},
 }
 
