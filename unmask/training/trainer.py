@@ -83,7 +83,7 @@ class _Abandoned(Exception):
 
 
 class Trainer:
-    """Trains a model on one process.
+    """Trains a model, on one process or on as many as `parallel` asks for.
 
     Trainer("folder", checkpoint_path="runs/a").train(train_dataset="data/", epochs=1, batch_size=8), or
     Trainer(config=Config.load("run.yaml")).train(). Explicit arguments win over the config's.
