@@ -295,10 +295,11 @@ class Trainer:
         FLOPs of all processes. micro: of this process's replica."""
         row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
         work = sum(flops(rows, row_model.shape) for rows in micro)
-        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work]
-        count, rows_in_all, work = self.mesh.sum([value if counts else 0.0 for value in own])
-        # A process that has nothing to learn from still takes its part in the sums.
-        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if self.mesh.size > 1 else [])
+        labels = sum(len(rows.labelled) for rows in micro)
+        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
+        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
+        # A process that has nothing to learn from still takes its part in the sums, where there are any.
+        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if labels_in_all else [])
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         for rows in passed:
             batch = row_model.collate(rows)
