@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that follow from the code: config keys, objective and sampler options.
+"""Writes the tables of the documentation that follow from the code: config keys, options, what is proven on ranks.
 
     python docs/generate.py            rewrite the tables in place
     python docs/generate.py --check    exit with 1, naming the page, when one is out of date
@@ -103,8 +103,30 @@ def sampler_options() -> str:
     return markdown(rows(Options), ("option", "takes", "default", "meaning"))
 
 
+def parallelism() -> str:
+    """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import CELLS, MATRIX
+    from tests.parallel.trainer_cases import OBJECTIVES
+
+    table = []
+    for placement, exchange in CELLS:
+        line = [placement, "none" if placement == "block" else exchange]
+        for objective in OBJECTIVES:
+            cell = (objective, placement, exchange)
+            proven = [case for case in MATRIX if (case.objective, case.placement, case.exchange) == cell]
+            line.append(", ".join(map(str, sorted({case.ranks for case in proven if case.blocks > 1}))))
+        table.append(line)
+    return markdown(table, ("placement", "exchange", *OBJECTIVES))
+
+
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
-TABLES = {"configuration": configuration, "objectives": objective_options, "sampler": sampler_options}
+TABLES = {
+    "configuration": configuration,
+    "objectives": objective_options,
+    "sampler": sampler_options,
+    "parallelism": parallelism,
+}
 
 
 def generated(text: str) -> str:

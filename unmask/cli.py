@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ from typing import Annotated
 import typer
 
 from unmask.errors import UserError
+
+#: Seconds that a process stays whose mistake another one tells.
+LINGER = 5.0
 
 app = typer.Typer(
     name="unmask",
@@ -44,10 +48,12 @@ def main() -> None:
         with _sigterm_unwinds():
             app()
     except UserError as error:
-        if _rank() == 0:
-            print(f"unmask: {error}", file=sys.stderr)
-        elif not error.shared:
-            print(f"unmask (rank {_rank()}): {error}", file=sys.stderr)
+        # Before the processes have met, those of one machine see the same mistake.
+        told = int(os.environ.get("LOCAL_RANK", "0")) > 0 if error.told is None else error.told
+        if told:  # a launcher ends all processes with the first that ends: let the one that speaks speak
+            time.sleep(LINGER)
+        else:
+            print(f"unmask: {error}" if _rank() == 0 else f"unmask (rank {_rank()}): {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # a disk that is full or read-only, a file without permission
         where = f"{error.filename}: " if error.filename else ""

@@ -8,12 +8,12 @@ from typing import Any
 class UserError(Exception):
     """Bad input, told in one sentence. The command line prints it and exits with code 2.
 
-    shared: every process of the run raises it, so that only the first one needs to say it.
+    told: of several processes, whether another one tells it to the user; None where that is not agreed.
     """
 
-    def __init__(self, message: str = "", *, shared: bool = False):
+    def __init__(self, message: str = "", *, told: bool | None = None):
         super().__init__(message)
-        self.shared = shared
+        self.told = told
 
 
 def as_path(value: Any, what: str) -> Path:

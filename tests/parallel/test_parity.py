@@ -166,3 +166,8 @@ def test_the_matrix_has_every_objective_placement_and_exchange():
     proven = {(case.objective, case.placement, case.exchange) for case in MATRIX}
     assert proven >= {(objective, *cell) for objective, cell in product(OBJECTIVES, CELLS)}
     assert len(set(MATRIX)) == len(MATRIX)
+
+
+def test_the_prompts_have_steps_without_a_label(alone):
+    """Which change nothing, on any number of processes: zeros for gradients would let momentum go on."""
+    assert 0.0 in alone(replace(BASE, data="prompt"))["loss"]

@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 STEPS = 20
-PACK = 48
+PACK = 32
 
 
 @dataclass(frozen=True)

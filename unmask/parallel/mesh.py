@@ -7,6 +7,7 @@ Processes are started by torchrun or anything that sets RANK, WORLD_SIZE, MASTER
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Mesh:
         return values
 
     def together(self, action: Callable[[], T]) -> T:
-        """What `action` returns; a UserError of one process is raised by all, with its rank where others had none."""
+        """What `action` returns here. A UserError of one process is raised by all of them, with its rank."""
         value, error = None, None
         try:
             value = action()
@@ -83,37 +84,58 @@ class Mesh:
         errors = self.gathered(error)
         failed = [rank for rank, text in enumerate(errors) if text is not None]
         if failed:
-            text = errors[failed[0]]
-            raise UserError(text if len(failed) == self.size else f"rank {failed[0]}: {text}", shared=True)
+            who = "" if len(failed) == self.size else f"rank {failed[0]}: "
+            raise UserError(who + errors[failed[0]], told=not self.first)
         return cast(T, value)
 
-    def first_does(self, action: Callable[[], Any]) -> None:
-        """The first process acts while the others wait; they raise its UserError too."""
-        errors: list[str | None] = [None]
-        if self.first:
-            try:
+    def by_first(self, action: Callable[[], Any]) -> None:
+        """Let the first process act while the others wait; its UserError is raised by all of them."""
+        error = None
+        try:
+            if self.first:
                 action()
-            except UserError as caught:
-                if self.size == 1:
-                    raise
-                errors = [str(caught)]
-        if self.size > 1:
-            dist.broadcast_object_list(errors, src=0)
-        if errors[0] is not None:
-            raise UserError(errors[0], shared=True)
+        except UserError as caught:
+            if self.size == 1:
+                raise
+            error = str(caught)
+        error = self.gathered(error)[0]
+        if error is not None:
+            raise UserError(error, told=not self.first)
 
     def agree(self, facts: dict[str, Any]) -> None:
         """UserError when two processes were given different facts, naming the first one and the rank."""
-        everyone = self.gathered(facts)
-        for rank, theirs in enumerate(everyone):
-            for key in [*everyone[0], *theirs]:
-                ours, other = everyone[0].get(key), theirs.get(key)
+        first, *others = self.gathered(dict(_flat(facts)))
+        for rank, theirs in enumerate(others, 1):
+            for key in [*first, *theirs]:
+                ours, other = first.get(key), theirs.get(key)
                 if ours != other:
                     short = max(len(str(ours)), len(str(other))) < 200
                     difference = (
                         f"{key} is {other} there and {ours} on rank 0" if short else f"{key} is not that of rank 0"
                     )
-                    raise UserError(f"rank {rank} was started with another configuration: {difference}", shared=True)
+                    raise UserError(
+                        f"rank {rank} was started with another configuration: {difference}; give all ranks the same",
+                        told=not self.first,
+                    )
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """The loss of another process becomes a UserError that names it, and of all processes one tells it.
+
+        A process that ends by a mistake of its own says so to the others, which then have nothing to add.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise lost(self, error) from error
+        except UserError as error:
+            if error.told is None and self.pulse is not None:
+                error.told = self.pulse.verdict([self.rank])[1]
+            raise
+        except OSError:
+            if self.pulse is not None:
+                self.pulse.verdict([self.rank])
+            raise
 
     def close(self) -> None:
         """Wait for what is still on its way."""
@@ -123,6 +145,15 @@ class Mesh:
 
     def __post_init__(self) -> None:
         assert self.size == self.sizes["replicate"] * self.sizes["block"]
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys as a user writes them: section.key."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def world_size() -> int:
@@ -142,7 +173,7 @@ def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
         raise UserError(
             f"{sizes} asks for {product} processes, and {processes} "
             f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ...",
-            shared=True,
+            told=int(os.environ.get("RANK", "0")) > 0,
         )
 
 
@@ -157,12 +188,13 @@ def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     if world_size() == 1:
         yield Mesh(device)
     elif dist.is_initialized():
-        with _made(config, device) as mesh, _naming(mesh):
+        with _made(config, device) as mesh, mesh.naming():
             yield mesh
     else:
-        with _joined(config, device) as pulse, _made(config, device) as mesh, pulse, _naming(mesh):
+        with _joined(config, device) as pulse, _made(config, device) as mesh, pulse:
             mesh.pulse = pulse
-            yield mesh
+            with mesh.naming():
+                yield mesh
 
 
 @contextmanager
@@ -182,15 +214,6 @@ def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
         dist.destroy_process_group()
 
 
-@contextmanager
-def _naming(mesh: Mesh) -> Iterator[None]:
-    """Turn the loss of another process into one sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise lost(mesh, error) from error
-
-
 def lost(mesh: Mesh, error: RuntimeError) -> Exception:
     """A UserError where the cause of `error` is another process that is gone or silent, else the error itself."""
     text = first_line(error)
@@ -201,12 +224,14 @@ def lost(mesh: Mesh, error: RuntimeError) -> Exception:
     return UserError(
         f"{who} no longer answers, so the others stopped ({text}); look at its messages, and start all ranks again to "
         f"go on from the last checkpoint",
-        shared=told,
+        told=told,
     )
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What went wrong, without the place in somebody's source and the advice around it."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[\S+\.\w+:\d+\] ", "", line).split(". ")[0]
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Training on one process: the trainer, its optimisers, schedules, checkpoints and guards."""
+"""Training: the trainer, its optimisers, schedules, checkpoints and guards."""

@@ -90,7 +90,7 @@ class _Abandoned(Exception):
 
 
 class Trainer:
-    """Trains a model on one process.
+    """Trains a model, on one process or on as many as `parallel` asks for.
 
     Trainer("folder", checkpoint_path="runs/a").train(train_dataset="data/", epochs=1, batch_size=8), or
     Trainer(config=Config.load("run.yaml")).train(). Explicit arguments win over the config's.
@@ -159,13 +159,13 @@ class Trainer:
         )
         self._build()
         with ExitStack() as held:
-            self.mesh.first_does(lambda: held.enter_context(alone_in(self.run.path)))
+            self.mesh.by_first(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
-            self.mesh.first_does(self._write_config)
+            self.mesh.by_first(self._write_config)
             self._run(resumed)
 
     def _run(self, resumed: Path | None) -> None:
-        with Interrupt() as self._interrupt, self._tracking():
+        with Interrupt() as self._interrupt, self.mesh.naming(), self._tracking():
             if resumed is not None:
                 self.message(f"going on from {resumed}")
             self._loop()
@@ -225,6 +225,7 @@ class Trainer:
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
+        self.module: Any
         self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
 
     def _write_config(self) -> None:
@@ -312,10 +313,11 @@ class Trainer:
         FLOPs of all processes. micro: of this process's replica."""
         row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
         work = sum(flops(rows, row_model.shape) for rows in micro)
-        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work]
-        count, rows_in_all, work = self.mesh.sum([value if counts else 0.0 for value in own])
-        # A process that has nothing to learn from still takes its part in the sums.
-        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if self.mesh.size > 1 else [])
+        labels = sum(len(rows.labelled) for rows in micro)
+        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
+        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
+        # A process that has nothing to learn from still takes its part in the sums, where there are any.
+        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if labels_in_all else [])
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         for rows in passed:
             batch = row_model.collate(rows)
@@ -415,7 +417,7 @@ class Trainer:
             "exact": self.run.fingerprint(),
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
-        self.mesh.first_does(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
+        self.mesh.by_first(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
 
     def _resume(self) -> Path | None:

@@ -131,8 +131,8 @@ class Ulysses:
             x[:count, heads[rank]] = part[rank]
         for posted, (source, theirs) in zip(rounds, received, strict=True):
             posted.wait()
-            for x, more in zip(whole, theirs, strict=True):
-                x[:count, heads[source]] += more
+            for x, arrived in zip(whole, theirs, strict=True):
+                x[:count, heads[source]] += arrived
         return [heads_first(x) for x in whole]
 
 
