@@ -18,7 +18,7 @@ SLACK = 1.02
 EXCHANGES, PAIRED = 400, 64
 
 #: Up to FEW items are dealt again, RESTARTS times at most, until the slowest rank is CLOSE to the mean.
-FEW, RESTARTS, CLOSE = 256, 40, 1.01
+FEW, RESTARTS, CLOSE = 256, 10, 1.01
 
 
 def zigzag(n: int, ranks: int, speeds: np.ndarray | None = None, grid: int = 1) -> np.ndarray:
