@@ -14,7 +14,7 @@ from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
 from unmask.parallel.block import BlockAxis, Layers
-from unmask.parallel.data import summed
+from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
 from unmask.rows.placement import placements
 
@@ -33,7 +33,7 @@ def parallelise(
         layers = Layers(row_model.shape, row_model.widths(arithmetic))
         block = BlockAxis(mesh.axis, layers, config.placement, config.exchange, rank_speeds(mesh, config))
         row_model.axis = block
-    return summed(row_model, mesh.device, mesh.group), block
+    return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block
 
 
 def check(config: Config, row_model: RowModel) -> None:

@@ -93,7 +93,7 @@ def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = 
     forward, backward = np.zeros(placed.ranks, np.int64), np.zeros(placed.ranks, np.int64)
     if placed.placement.SHARED == "none":
         return forward, backward
-    for kind in set(layers.kinds):
+    for kind in dict.fromkeys(layers.kinds):
         division = placed.division(*kind)
         name = resolve(exchange, division, layers.widths)
         there, back = bytes_sent(name, division, layers.widths, node_size)
@@ -128,15 +128,14 @@ class BlockAxis:
         return local, self._plan(placed, local, device), whole
 
     def read(self) -> dict[str, Any]:
-        """This rank's rows, pairs (of a full layer), bytes sent by kind and seconds waited, since the last reading."""
-        sent, waited = self.axis.traffic.read()
-        found = {"rank_rows": self._rows, "rank_pairs": self._pairs, "rank_sent": sent, "rank_waited": waited}
+        """This rank's rows and their pairs in a full layer, since the last reading."""
+        found = {"rank_rows": self._rows, "rank_pairs": self._pairs}
         self._rows = self._pairs = 0
         return found
 
     def _plan(self, placed: Placed, local: Rows, device: torch.device) -> Plan:
         patterns: dict[Any, Any] = {}
-        for kind in set(self.layers.kinds):
+        for kind in dict.fromkeys(self.layers.kinds):
             division = placed.division(*kind)
             name = resolve(self.exchange, division, self.layers.widths)
             patterns[kind] = DividedPattern(division, name, self.axis, device)

@@ -5,6 +5,7 @@ of every axis, whatever their sizes; nothing is averaged anywhere.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,20 +13,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from unmask.attention.exchange import Traffic
+
 # No postponed annotations in this file: torch compares those of a communication hook with its own classes.
 
 
-def summed(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
-    """The module, its gradients summed over the group in the last backward of a step (see `no_sync`)."""
+@dataclass
+class Sums:
+    """group: over which gradients are summed (None: all processes); traffic: where their bytes are counted."""
+
+    group: dist.ProcessGroup | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> DistributedDataParallel:
+    """The module, its gradients summed over a group in the last backward of a step (see `summing`)."""
+    sums = sums or Sums()
     # With find_unused_parameters the buckets keep their order: a resumed run adds up in the order of the first one.
     wrapped = DistributedDataParallel(
         model,
-        process_group=group,
+        process_group=sums.group,
         device_ids=[device.index] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=True,
     )
-    wrapped.register_comm_hook(group, _sum)
+    wrapped.register_comm_hook(sums, _sum)
     return wrapped
 
 
@@ -34,6 +46,10 @@ def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:
     return nullcontext() if now or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 
-def _sum(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+def _sum(sums: Sums, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    gradients = bucket.buffer()
+    ranks = dist.get_world_size(sums.group)
+    # What a ring sends: every part but one to the next rank, once to add up and once to hand round.
+    sums.traffic.add("parameter gradients", 2 * (ranks - 1) * gradients.numel() * gradients.element_size() // ranks)
+    work = dist.all_reduce(gradients, group=sums.group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -33,7 +33,7 @@ class Mesh:
     """This process's place; the same methods for one process.
 
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); group: of all
-    processes (None: torch's default group).
+    processes (None: torch's default group); traffic: what this process sends.
     """
 
     device: torch.device
@@ -44,6 +44,7 @@ class Mesh:
     axis: Axis | None = None
     pulse: Pulse | None = None
     group: Any = None
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def first(self) -> bool:
@@ -256,6 +257,7 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     mesh = Mesh(
         device, rank, size, {"replicate": config.data_parallel_size, "block": blocks},
         {"replicate": rank // blocks, "block": rank % blocks}, group=group([range(size)]),
+        traffic=traffic,
     )  # fmt: skip
     if blocks > 1:
         packs = [range(first, first + blocks) for first in range(0, size, blocks)]

@@ -353,7 +353,8 @@ class Trainer:
         """What each rank did since the last reading, in lists by rank; nothing for one process."""
         if self.mesh.size == 1:
             return {}
-        mine = {"rank_memory": memory(self.run.device)}
+        sent, waited = self.mesh.traffic.read()
+        mine = {"rank_sent": sent, "rank_waited": waited, "rank_memory": memory(self.run.device)}
         if self.block_axis is not None:
             mine |= self.block_axis.read()
         everyone = self.mesh.gathered(mine)

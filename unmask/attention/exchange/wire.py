@@ -36,7 +36,10 @@ class Traffic:
     stalls: list[Any] = field(default_factory=list)
 
     def count(self, kind: str, tensors: Sequence[Tensor]) -> None:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.add(kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+    def add(self, kind: str, size: int) -> None:
+        """`size` more bytes of a kind."""
         if size:
             self.sent[kind] = self.sent.get(kind, 0) + size
 
