@@ -89,8 +89,19 @@ WINDOWS = [
         strict=True,
     )
 ]
+#: Adam divides by |gradient| + eps: with its 1e-8, entries whose gradient is rounding noise take whole steps of noise
+#: (11 of 20,672 weights differed by up to 2e-5 on four ranks, by 2e-14 in fp64).
+SMOOTH = ("optimizer.eps=1e-4",)
 SINGLE = [
-    replace(BASE, dtype="float32", objective=objective, placement=placement, exchange=exchange, blocks=blocks)
+    replace(
+        BASE,
+        dtype="float32",
+        options=SMOOTH,
+        objective=objective,
+        placement=placement,
+        exchange=exchange,
+        blocks=blocks,
+    )
     for objective, (placement, exchange, blocks) in zip(
         OBJECTIVES,
         [("context", "gather", 2), ("csbp", "ring", 3), ("context", "needed", 4), ("csbp", "ulysses", 2)] * 2
@@ -135,7 +146,7 @@ def name(case):
 def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
     tolerance = TOLERANCE[case.dtype]
-    assert len(one["loss"]) == STEPS and bool(one["bound"]) == bool(case.options)
+    assert len(one["loss"]) == STEPS and bool(one["bound"]) == (case.options == EVALUATED)
     for key in ("loss", "norm", "bound"):
         close(all_ranks[0][key], one[key], tolerance, key)
     for ours in all_ranks:
@@ -148,7 +159,7 @@ def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
 def close(ours, wanted, tolerance, what=""):
     ours, wanted = np.asarray(ours, float), np.asarray(wanted, float)
     assert ours.shape == wanted.shape
-    assert np.abs(ours - wanted).max(initial=0) <= tolerance * max(1.0, np.abs(wanted).max(initial=0)), what
+    assert np.abs(ours - wanted).max(initial=0) <= tolerance * np.abs(wanted).max(initial=1e-30), what
 
 
 @pytest.mark.parametrize("precision, ranks", [("fp16", 2), ("bf16", 3)])
