@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from unmask.attention.exchange.divided import DividedPattern
 from unmask.attention.exchange.wire import Round
 from unmask.objectives import build
 from unmask.parallel.block import BlockAxis, Layers, place
-from unmask.rows import Document, Rows, Shape
+from unmask.rows import IGNORE, Document, Rows, Shape
 
 BLOCK = 32
 
@@ -55,8 +56,14 @@ def document(length: int, prompt: float, sample: int = 0) -> Document:
 
 def rows_of(case: dict[str, Any]) -> Rows:
     objective = build("block_diffusion", {"block_size": BLOCK}).model_copy(update={"mask_token_id": 511})
-    documents = [document(length, case.get("prompt", 0.0), i) for i, length in enumerate(case["lengths"])]
-    return objective.rows(documents, 0, objective.levels(documents, 0)).pruned()
+    prompt, conventional = case.get("prompt", 0.0), case.get("conventional", False)
+    documents = [document(length, 0.0 if conventional else prompt, i) for i, length in enumerate(case["lengths"])]
+    rows = objective.rows(documents, 0, objective.levels(documents, 0))
+    if not conventional:
+        return rows.pruned()
+    # What public trainers compute: noisy copies of all tokens, of which the prompt's carry no label.
+    asked = rows.position >= prompt * case["lengths"][0]
+    return replace(rows, label=np.where(asked, rows.label, IGNORE))
 
 
 class Rank:
@@ -133,16 +140,17 @@ class Rank:
         objective = build("block_diffusion", {"block_size": BLOCK}).model_copy(update={"mask_token_id": 511})
         rows = rows_of(case)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        batch = row_model.collate(rows)
-        before = _peak()
 
-        def run() -> None:
-            terms = module(batch, objective)
-            (terms.sum / rows.count).backward()
+        def step(batch: Any, count: float) -> None:
+            (module(batch, objective).sum / count).backward()
             optimizer.step()
             optimizer.zero_grad()
 
-        self.runs[name] = run
+        few = rows_of({**case, "lengths": [128]})
+        step(row_model.collate(few), few.count)  # what does not grow with the pack is there from here on
+        before = _peak()
+        batch = row_model.collate(rows)
+        self.runs[name] = lambda: step(batch, rows.count)
         return {"before": before, "rows": batch.token.shape[1]}
 
     def run(self, name: str) -> dict[str, Any]:

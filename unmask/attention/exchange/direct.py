@@ -25,8 +25,9 @@ from unmask.attention.tiles import Gradients, Partial, narrowed
 #: Which of `owner`'s shared rows `reader` gets: ascending positions.
 Choice = Callable[[Division, int, int], np.ndarray]
 
-#: About so many pieces arrive in all; a piece has at least LEAST rows.
-PIECES, LEAST = 6, 256
+#: About so many pieces arrive in all; a piece is a multiple of the largest of these numbers of rows that it can hold,
+#: for the sake of its tiles, and has no fewer than the smallest.
+PIECES, GRIDS = 6, (1024, 512, 256)
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class Direct:
         self.sends: list[Sent] = []
         for shift in range(1, ranks):
             reader, source = (rank + shift) % ranks, (rank - shift) % ranks
-            # As many rounds on every rank: the number depends on the whole division only.
-            count = max(1, min(-(-PIECES // (ranks - 1)), max(map(len, division.shared)) // LEAST))
             ours, theirs = choose(division, reader, rank), choose(division, rank, source)
-            for mine, its in zip(np.array_split(ours, count), np.array_split(theirs, count), strict=True):
+            # As many rounds on every rank: the number depends on the whole division only.
+            count = max(1, min(-(-PIECES // (ranks - 1)), max(map(len, division.shared)) // GRIDS[-1]))
+            for mine, its in zip(_pieces(ours, count), _pieces(theirs, count), strict=True):
                 received.append((source, division.shared[source][its]))
                 self.sends.append(_sent(reader, mine, device))
         self.local, self.chunks = local_and_remote(division, rank, device, received)
@@ -119,6 +120,15 @@ class Direct:
         ours = buffer(like, sent.rows, wide), buffer(like, sent.rows, wide)
         sends = [(source, flat(x)) for x in theirs]
         return self.wire.post("gradients", sends, [(sent.reader, x) for x in ours]), ours
+
+
+def _pieces(chosen: np.ndarray, count: int) -> list[np.ndarray]:
+    """`chosen` in `count` pieces (some may be empty)."""
+    grid = next((grid for grid in GRIDS if len(chosen) >= grid * count), None)
+    if grid is None and len(chosen) >= GRIDS[-1]:
+        grid = GRIDS[-1]
+    edges = np.linspace(0, len(chosen), count + 1)[1:-1]
+    return np.split(chosen, (np.round(edges / (grid or 1)) * (grid or 1)).astype(int))
 
 
 def _sent(reader: int, chosen: np.ndarray, device: torch.device) -> Sent:
