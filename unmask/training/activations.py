@@ -1,7 +1,7 @@
 """Activation checkpointing: keep less of the forward pass, compute it again in the backward pass.
 
-`full` keeps the input of every decoder layer. `selective` also keeps what attention returned, so that neither attention
-nor, on several ranks, its exchange runs twice.
+`full` keeps the input of every decoder layer (a last layer that skips rows is kept whole: its backward comes first).
+`selective` also keeps what attention returned: neither attention nor, on several ranks, its exchange runs twice.
 """
 
 from __future__ import annotations
