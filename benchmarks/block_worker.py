@@ -24,6 +24,7 @@ from unmask.attention.attend import attend
 from unmask.attention.exchange import Axis, Traffic, Wire
 from unmask.attention.exchange.divided import DividedPattern
 from unmask.attention.exchange.wire import Round
+from unmask.config import ParallelConfig
 from unmask.objectives import build
 from unmask.parallel.block import BlockAxis, Layers, place
 from unmask.rows import IGNORE, Document, Rows, Shape
@@ -135,7 +136,8 @@ class Rank:
         module: torch.nn.Module = row_model
         if self.size > 1:
             layers = Layers(row_model.shape, row_model.widths(torch.float32))
-            row_model.axis = BlockAxis(self.axis(case["wire"], name), layers, case["placement"], case["exchange"])
+            config = ParallelConfig(placement=case["placement"], exchange=case["exchange"])
+            row_model.axis = BlockAxis(self.axis(case["wire"], name), layers, config)
             module = summed(row_model, torch.device("cpu"))
         objective = build("block_diffusion", {"block_size": BLOCK}).model_copy(update={"mask_token_id": 511})
         rows = rows_of(case)

@@ -188,7 +188,12 @@ class ParallelConfig(Section):
         if "+" in self.exchange and (node is None or not 1 < node < blocks or blocks % node):
             raise UserError(
                 f"parallel.exchange={self.exchange} needs parallel.node_size, a divisor of "
-                f"block_parallel_size={blocks} between 1 and it"
+                f"block_parallel_size={blocks} strictly between 1 and it"
+            )
+        if node is not None and "+" not in self.exchange:
+            raise UserError(
+                f"parallel.node_size={node} has no effect with exchange={self.exchange}: leave it out, or choose an "
+                f"exchange of two levels such as ulysses+ring"
             )
         if isinstance(self.speeds, list) and len(self.speeds) != blocks:
             raise UserError(

@@ -16,6 +16,7 @@ from unmask.models import RowModel
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
+from unmask.registry import nearest
 from unmask.rows.placement import placements
 
 
@@ -31,7 +32,7 @@ def parallelise(
     block = None
     if mesh.axis is not None:
         layers = Layers(row_model.shape, row_model.widths(arithmetic))
-        block = BlockAxis(mesh.axis, layers, config.placement, config.exchange, rank_speeds(mesh, config))
+        block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
         row_model.axis = block
     return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block
 
@@ -41,8 +42,15 @@ def check(config: Config, row_model: RowModel) -> None:
     parallel = config.parallel
     blocks, copies = parallel.block_parallel_size, parallel.data_parallel_size
     check_name(parallel.exchange)
-    if parallel.placement != "auto":
-        placements[parallel.placement]
+    known = ["auto", *placements.names()]
+    if parallel.placement not in known:
+        hint = nearest(parallel.placement, known)
+        raise UserError(f"parallel.placement={parallel.placement}: unknown placement{hint}; known: {', '.join(known)}")
+    if parallel.placement == "block" and parallel.exchange != "auto":
+        raise UserError(
+            f"parallel.exchange={parallel.exchange} has no effect with placement=block, which exchanges nothing: "
+            f"leave it at auto"
+        )
     micro = config.training.batch_size // config.training.micro_batch
     if copies > micro:
         raise UserError(

@@ -22,6 +22,7 @@ from torch import Tensor
 from unmask.attention import Plan
 from unmask.attention.exchange import Axis, Division, Widths, bytes_sent, resolve
 from unmask.attention.exchange.divided import DividedPattern
+from unmask.config import ParallelConfig
 from unmask.rows import IGNORE, Rows, Shape, inert, pairs
 from unmask.rows.cost import row_costs
 from unmask.rows.placement import Placement, held, placements
@@ -63,7 +64,13 @@ class Layers:
 
 
 def place(
-    rows: Rows, layers: Layers, ranks: int, name: str = "auto", exchange: str = "auto", speeds: np.ndarray | None = None
+    rows: Rows,
+    layers: Layers,
+    ranks: int,
+    name: str = "auto",
+    exchange: str = "auto",
+    speeds: np.ndarray | None = None,
+    node_size: int | None = None,
 ) -> Placed:
     """The pack placed on `ranks` ranks by the placement `name`; `auto` by the slowest rank's work, then by bytes."""
     cost = row_costs(rows, layers.shape)
@@ -74,7 +81,7 @@ def place(
     for candidate in CANDIDATES:
         placed = place(rows, layers, ranks, candidate, exchange, speeds)
         slowest = (work(placed, layers) / (1.0 if speeds is None else speeds)).max()
-        forward, backward = sent(placed, layers, exchange)
+        forward, backward = sent(placed, layers, exchange, node_size)
         tried.append((slowest, forward.sum() + backward.sum(), placed))
     best = min(slowest for slowest, _, _ in tried)
     return min((each for each in tried if each[0] <= SLACK * best), key=lambda each: each[1])[2]
@@ -105,9 +112,8 @@ def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = 
 class BlockAxis:
     """Divides packs over the ranks of a block axis. Called by RowModel.collate; the same on every rank but `rank`."""
 
-    def __init__(self, axis: Axis, layers: Layers, placement: str, exchange: str, speeds: np.ndarray | None = None):
-        self.axis, self.layers = axis, layers
-        self.placement, self.exchange, self.speeds = placement, exchange, speeds
+    def __init__(self, axis: Axis, layers: Layers, config: ParallelConfig, speeds: np.ndarray | None = None):
+        self.axis, self.layers, self.config, self.speeds = axis, layers, config, speeds
         self._rows = self._pairs = 0
 
     @property
@@ -116,7 +122,10 @@ class BlockAxis:
 
     def divide(self, rows: Rows, device: torch.device) -> tuple[Rows, Plan | None, Callable[[Tensor], Tensor]]:
         """(this rank's rows, their plan or None for a pack of their own, what makes per-row results whole again)."""
-        placed = place(rows, self.layers, self.axis.wire.size, self.placement, self.exchange, self.speeds)
+        config = self.config
+        placed = place(
+            *(rows, self.layers, self.axis.wire.size, config.placement, config.exchange, self.speeds, config.node_size)
+        )
         index, local = placed.local(self.rank)
         self._rows += len(local)
         self._pairs += int(pairs(local).sum())
@@ -137,7 +146,7 @@ class BlockAxis:
         patterns: dict[Any, Any] = {}
         for kind in dict.fromkeys(self.layers.kinds):
             division = placed.division(*kind)
-            name = resolve(self.exchange, division, self.layers.widths)
+            name = resolve(self.config.exchange, division, self.layers.widths)
             patterns[kind] = DividedPattern(division, name, self.axis, device)
         labelled = torch.from_numpy(local.labelled).to(device) if any(only for _, only in self.layers.kinds) else None
         return Plan(patterns, labelled)

@@ -173,8 +173,7 @@ def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
             f"{sizes} asks for {product} processes, and {processes} "
-            f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ...",
-            told=int(os.environ.get("RANK", "0")) > 0,
+            f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ..."
         )
 
 

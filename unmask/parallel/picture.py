@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from unmask.attention.exchange import resolve
 from unmask.parallel.block import Layers, Placed, sent, work
 from unmask.rows import pairs
 
@@ -23,6 +24,7 @@ def facts(placed: Placed, layers: Layers, exchange: str, node_size: int | None =
     forward, backward = sent(placed, layers, exchange, node_size)
     return {
         "placement": placed.name,
+        "exchange": _exchanges(placed, layers, exchange),
         "rank_rows": [len(index) for index, _ in local],
         "rank_pairs": [
             int(every[index].sum() if own is None else own) for (index, _), own in zip(local, attended, strict=True)
@@ -33,6 +35,14 @@ def facts(placed: Placed, layers: Layers, exchange: str, node_size: int | None =
     }
 
 
+def _exchanges(placed: Placed, layers: Layers, exchange: str) -> str:
+    """The exchange of every kind of layer, as `auto` chose it."""
+    if placed.placement.SHARED == "none":
+        return "none"
+    names = [resolve(exchange, placed.division(*kind), layers.widths) for kind in dict.fromkeys(layers.kinds)]
+    return ", ".join(dict.fromkeys(names))
+
+
 def picture(placed: Placed, found: dict[str, Any], width: int = 48) -> str:
     """The pack's clean rows and noisy rows from left to right, a line for each rank, darker where it holds more."""
     rows, clean = placed.rows, placed.rows.clean
@@ -40,8 +50,8 @@ def picture(placed: Placed, found: dict[str, Any], width: int = 48) -> str:
     left = max(1, min(width, round(2 * width * clean / max(1, len(rows)))))
     right = max(1, 2 * width - left)
     lines = [
-        f"{placed.name}: {clean:,} clean rows, {noisy:,} noisy rows of {len(rows.blocks()[0]):,} blocks, "
-        f"{len(np.unique(rows.document)):,} documents",
+        f"{placed.name}, {found['exchange']}: {clean:,} clean rows, {noisy:,} noisy rows of "
+        f"{len(rows.blocks()[0]):,} blocks, {len(np.unique(rows.document)):,} documents",
         f"{'rank':>4}  {'clean':<{left}} {'noisy':<{right}} {'rows':>8} {'pairs':>13} {'work':>6} {'sends':>10}",
     ]
     for rank in range(placed.ranks):

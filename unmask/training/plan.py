@@ -28,6 +28,7 @@ def plan(config: Config) -> dict[str, Any]:
     batch = run.sampler.batch(0)
     micro = micro_batches(run.objective.at(0, run.steps), batch, config.training.seed, config.training.micro_batch)
     placed = placements(run, micro)
+    first = {key: placed[0][1][key] for key in ("placement", "exchange")} if placed else {}
     ranks = {key: [sum(parts) for parts in zip(*(found[key] for _, found in placed), strict=True)] for key in PER_RANK}
     return {
         "model": run.model.config.model_type,
@@ -52,7 +53,7 @@ def plan(config: Config) -> dict[str, Any]:
         "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
-        **({"processes": _processes(config), "placement": placed[0][1]["placement"], **ranks} if placed else {}),
+        **({"processes": _processes(config), **first, **ranks} if placed else {}),
     }
 
 
@@ -68,7 +69,8 @@ def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str
     speeds = np.array(parallel.speeds) if isinstance(parallel.speeds, list) else None
     found = []
     for rows in micro:
-        placed = place(rows, layers, parallel.block_parallel_size, parallel.placement, parallel.exchange, speeds)
+        ranks, node = parallel.block_parallel_size, parallel.node_size
+        placed = place(rows, layers, ranks, parallel.placement, parallel.exchange, speeds, node)
         found.append((placed, facts(placed, layers, parallel.exchange, parallel.node_size)))
     return found
 
