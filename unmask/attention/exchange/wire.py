@@ -11,7 +11,7 @@ import collections
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,11 +164,7 @@ def _pump(rounds: queue.SimpleQueue[Round | None]) -> None:
             continue
         if posted is None:
             break
-        if failure is None:
-            try:
-                posted.start()
-            except RuntimeError as error:
-                failure = error
+        failure = _after(failure, posted.start)
         under_way.append(posted)
         while len(under_way) >= AHEAD or (failure is not None and under_way):
             failure = _finish(under_way.popleft(), failure)
@@ -177,10 +173,16 @@ def _pump(rounds: queue.SimpleQueue[Round | None]) -> None:
 
 
 def _finish(round_: Round, failure: BaseException | None) -> BaseException | None:
+    failure = _after(failure, round_.finish)
+    round_.let_go(failure)
+    return failure
+
+
+def _after(failure: BaseException | None, action: Callable[[], None]) -> BaseException | None:
+    """Act unless something failed before; what has failed by then. Whoever waits for the round raises it."""
     if failure is None:
         try:
-            round_.finish()
-        except RuntimeError as error:
-            failure = error
-    round_.let_go(failure)
+            action()
+        except Exception as error:
+            return error
     return failure
