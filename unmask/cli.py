@@ -92,7 +92,7 @@ def _sigterm_unwinds() -> Iterator[None]:
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
     hints = get_type_hints(verb, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     flat: dict[str, introspect.Parameter] = {}
     for name, parameter in introspect.signature(verb).parameters.items():
         if name not in groups:

@@ -87,4 +87,5 @@ def test_what_is_printed_around_the_holes():
     assert Asked("a", "b").around(["x"]) == ["a", "x", "b"]
     assert Asked("a").around(["x"]) == ["a", "x"]
     assert Asked(Fill(("a", "b", "c"), (1, 1))).around(["x", "y"]) == ["a", "x", "b", "y", "c"]
+    assert Asked(Fill(("", ""), (1,))).around([None]) == ["", None, ""]
     assert Asked([1]).texts is False and Asked("a", "b").texts and not Asked("", [1]).texts

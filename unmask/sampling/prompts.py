@@ -31,10 +31,10 @@ class Asked:
         return all(part is None or isinstance(part, str) for part in given)
 
     def around(self, holes: Sequence[Any]) -> list[Any]:
-        """What was given and what it was filled with, in order; an empty part is left out."""
+        """What was given and what its holes were filled with, in order."""
         if isinstance(self.prompt, Fill):
-            pairs = zip(self.prompt.parts, [*holes, None], strict=True)
-            return [one for pair in pairs for one in pair if one is not None]
+            first, *others = self.prompt.parts
+            return [first, *(one for pair in zip(holes, others, strict=True) for one in pair)]
         return [self.prompt, *holes, *([] if self.suffix is None else [self.suffix])]
 
 
