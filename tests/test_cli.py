@@ -162,8 +162,8 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
 #: What a verb does at the moment of the signal: it sleeps instead.
 STUCK = {
     "prepare": "sys.modules['unmask.data.prepare'].store = stuck",
-    "sample": "unmask.sampling.Network.predict = stuck",
-    "eval": "sys.modules['unmask.evaluation.evaluate'].bound = stuck",
+    "sample": "unmask.sampling.Network.run = stuck",
+    "eval": "sys.modules['unmask.evaluation.evaluate'].measure = stuck",
     "export": "unmask.export.hf.CARD = type('', (str,), {'format': stuck})()",
 }
 

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": MODELS,
     "parallel": MODELS,
     "sampling": MODELS | {"data"},
-    "evaluation": MODELS | {"data", "sampling"},
+    "evaluation": MODELS | {"data", "parallel", "sampling"},
     "export": MODELS,
     "training": MODELS | {"data", "parallel", "sampling", "evaluation", "tracking"},
     # The top: a program that uses the API, the command line, and the API itself.

@@ -6,17 +6,20 @@ Nothing heavy is imported before a verb runs.
 
 from __future__ import annotations
 
+import inspect as introspect
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -84,6 +87,32 @@ def _sigterm_unwinds() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: dict[str, introspect.Parameter] = {}
+    for name, parameter in introspect.signature(verb).parameters.items():
+        if name not in groups:
+            flat[name] = parameter.replace(annotation=hints[name])
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = own[field.name]
+            flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
+
+    @wraps(verb)
+    def flattened(**values: Any) -> None:
+        made = {name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()}  # fmt: skip
+        verb(**values, **made)
+
+    by_keyword = [parameter.replace(kind=introspect.Parameter.KEYWORD_ONLY) for parameter in flat.values()]
+    flattened.__signature__ = introspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return flattened
 
 
 def _print_version(asked: bool) -> None:
@@ -183,47 +212,104 @@ def prepare(
     print(f"{output}: {documents}, {manifest.tokens:,} tokens{skipped}")
 
 
+@dataclass
+class Texts:
+    """What `sample` starts from."""
+
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; may be repeated.")] = None
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: a line each, or JSONL.")] = None
+    fill: Annotated[
+        list[str] | None, typer.Option(metavar='"a [MASK:20] b"', help="Text with holes to fill, of so many tokens.")
+    ] = None
+    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None
+    prompt_ids: Annotated[list[str] | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None
+
+
+@dataclass
+class Chat:
+    """How `sample` talks."""
+
+    chat: Annotated[bool, typer.Option("--chat", help="Answer what is typed, or read from stdin, line by line.")] = (
+        False
+    )
+    system: Annotated[str | None, typer.Option(help="System prompt of the chat.")] = None
+    chat_template: Annotated[Path | None, typer.Option(help="File with a Jinja chat template.")] = None
+
+
 @app.command()
+@grouped
 def sample(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    texts: Texts,
+    chat: Chat,
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Such as length=64 temperature=0.8 top_p=0.95 threshold=0.9 steps=8 seed=1 block_size=32 method=full.",
+            help="Such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
             metavar="option=value",
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
-    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
-    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
-    """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
-    from unmask.sampling.command import ends, run
+    """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
+    given = {name: value for name, value in vars(texts).items() if value is not None}
+    if chat.chat:
+        from unmask.sampling.chat import talk
 
-    first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
-    if run(checkpoint, options or [], first, last, as_json).interrupted:
+        if given:
+            raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
+        talk(checkpoint, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
+        return
+    if chat != Chat():
+        raise UserError("--system and --chat-template are for --chat")
+    from unmask.sampling.command import run
+    from unmask.sampling.prompts import asked
+    from unmask.tracking.reading import steps
+
+    wanted, progress = asked(**given), partial(steps, "sampling", "texts")
+    if run(checkpoint, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
         raise typer.Exit(130)
 
 
+@dataclass
+class Packs:
+    """How much of its data `eval` takes."""
+
+    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = 0
+    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096
+
+
 @app.command("eval")
+@grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
-    data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
+    data: Annotated[
+        list[str], typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated.")
+    ],
+    size: Packs,
     draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
-    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
-    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
+    levels: Annotated[int, typer.Option(min=0, help="Also by noise level, in so many bins.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """The likelihood bound of a text, in nats per token, with its standard error."""
-    from unmask.evaluation import evaluate as run
+    """The likelihood bound of texts, in nats per token, with its standard error; torchrun divides the packs."""
+    from unmask.evaluation import describe, evaluate_sets, named
     from unmask.tracking.reading import steps
 
-    with steps("evaluating", "packs") as report:
-        found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed, report=report)
-    print(json.dumps(found.asdict()) if as_json else found.sentence())
+    with steps("evaluating", "packs") if _rank() == 0 else nullcontext() as report:
+        found = evaluate_sets(
+            checkpoint,
+            named(data),
+            draws=draws,
+            packs=size.packs,
+            pack_tokens=size.pack_tokens,
+            seed=seed,
+            report=report,
+        )
+    if _rank() == 0:
+        print(describe(found, alone=list(found) == data, levels=levels, as_json=as_json))
 
 
 @app.command()

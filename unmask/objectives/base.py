@@ -114,7 +114,7 @@ class Objective(Section):
         raise NotImplementedError(f"{type(self).__name__} has no likelihood bound")
 
     def reclip(self, level: np.ndarray, loss: np.ndarray) -> Objective:
-        """The objective after an evaluation whose blocks had these (level, loss), as `clip.block_losses` gives them.
+        """The objective after an evaluation whose blocks had these (level, loss), as `clip.scored_blocks` gives them.
 
         By default unchanged; block diffusion with `clip: auto` moves its window of noise levels.
         """

@@ -19,6 +19,7 @@ import torch
 
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, as_path
+from unmask.evaluation import shared
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
@@ -390,7 +391,9 @@ class Trainer:
                 raise _Abandoned
 
         try:
-            self._bound, self.objective = evaluate(self.run, self.objective, self.step, self.steps, watch)
+            self._bound, self.objective = evaluate(
+                self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)
+            )
         except _Abandoned:
             self.message(f"step {self.step}: evaluation given up; the continued run makes it")
             return
