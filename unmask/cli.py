@@ -6,17 +6,20 @@ Nothing heavy is imported before a verb runs.
 
 from __future__ import annotations
 
+import inspect as introspect
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -84,6 +87,32 @@ def _sigterm_unwinds() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: dict[str, introspect.Parameter] = {}
+    for name, parameter in introspect.signature(verb).parameters.items():
+        if name not in groups:
+            flat[name] = parameter.replace(annotation=hints[name])
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = own[field.name]
+            flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
+
+    @wraps(verb)
+    def flattened(**values: Any) -> None:
+        made = {name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()}  # fmt: skip
+        verb(**values, **made)
+
+    by_keyword = [parameter.replace(kind=introspect.Parameter.KEYWORD_ONLY) for parameter in flat.values()]
+    flattened.__signature__ = introspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return flattened
 
 
 def _print_version(asked: bool) -> None:
@@ -154,33 +183,46 @@ def inspect(
     print(json.dumps(found) if as_json else drawing)
 
 
+@dataclass
+class Read:
+    """How `prepare` reads its source."""
+
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="The source's name for text, messages, ...; may be repeated."),
+    ] = None
+    split: Annotated[str | None, typer.Option(help="Of a saved Hugging Face dataset: train, ...")] = None
+    dtype: Annotated[str | None, typer.Option(help="Of the ids in a raw .bin file: uint16, int32, ...")] = None
+    end_id: Annotated[int | None, typer.Option(help="The id that ends a document in an array of ids.")] = None
+    supervise: Annotated[str, typer.Option(help="Learn from `all` turns of the assistant, or the `last`.")] = "all"
+    chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = None
+    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed records out and count them.")] = False
+    workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0
+
+
 @app.command()
+@grouped
 def prepare(
-    source: Annotated[str, typer.Argument(help='A text folder, a text file, JSONL, or a pattern: "notes/**/*.tex".')],
+    source: Annotated[
+        str, typer.Argument(help='Text, JSONL, Parquet, ids, a folder of these, or a pattern: "notes/**/*.tex".')
+    ],
     output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],
+    read: Read,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or file of the tokeniser.")] = None,
     train_tokenizer: Annotated[
         int | None, typer.Option(metavar="SIZE", help="Train a byte-level BPE of SIZE tokens on the source instead.")
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
-    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dataset's figures as JSON.")] = False,
 ) -> None:
-    """Tokenise text into a dataset that training reads."""
-    from unmask.data import prepare as prepare_dataset
-    from unmask.data import source_tokenizer
+    """Tokenise text, conversations or ids into a dataset that training reads."""
+    from unmask.data.command import run
     from unmask.tracking.reading import reading
 
-    if tokenizer is not None and train_tokenizer is not None:
-        raise UserError("give --tokenizer (one that exists) or --train-tokenizer (a size), not both")
-    chosen = source_tokenizer(source, train_tokenizer) if train_tokenizer is not None else tokenizer
     with reading() as report:
-        manifest = prepare_dataset(source, output, chosen, eos=eos, skip_bad=skip_bad, force=force, report=report)
-    for example in manifest.examples:
-        print(f"unmask: skipped {example}", file=sys.stderr)
-    skipped = f", skipped {manifest.skipped:,} bad" if manifest.skipped else ""
-    documents = "1 document" if manifest.documents == 1 else f"{manifest.documents:,} documents"
-    print(f"{output}: {documents}, {manifest.tokens:,} tokens{skipped}")
+        made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)
+    print(json.dumps(made.facts()) if as_json else made.sentence())
 
 
 @app.command()
