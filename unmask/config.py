@@ -110,13 +110,19 @@ class DataConfig(Section):
 
     @field_validator("train", mode="before")
     @classmethod
-    def _paths(cls, train: Any) -> Any:
-        """A path in a list stands for {path: ...}."""
-        if isinstance(train, list) and not train:
+    def _sources(cls, train: Any) -> Any:
+        """A path in a list stands for {path: ...}. Checked here, or a mistake would be told as one of a union."""
+        if train is None or isinstance(train, str):
+            return train
+        if not isinstance(train, list):
+            raise ValueError(f"it takes a path, or a list of paths or of {{path, weight}}, not {train!r}")
+        if not train:
             raise ValueError("the list of sources is empty")
-        return (
-            [{"path": item} if isinstance(item, str) else item for item in train] if isinstance(train, list) else train
-        )
+        items = [{"path": item} if isinstance(item, str) else item for item in train]
+        try:
+            return [SourceConfig.parse(item, f"item {number}") for number, item in enumerate(items)]
+        except UserError as error:
+            raise ValueError(str(error)) from None
 
 
 class ObjectiveConfig(Section):

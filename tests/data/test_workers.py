@@ -72,7 +72,8 @@ def pid(_):
     return os.getpid()
 
 if __name__ == "__main__":
-    print(next(ordered(pid, iter(range(10)), 1)), flush=True)
+    results = ordered(pid, iter(range(10)), 1)
+    print(next(results), flush=True)
     time.sleep(60)
 """
 

@@ -29,7 +29,11 @@ class Loader(Generic[K, T]):
         start = time.perf_counter()
         kept, self._next = self._next, None
         try:
-            return kept[1].result() if kept is not None and kept[0] == key else self._make(key)
+            if kept is not None and kept[0] == key:
+                return kept[1].result()
+            if kept is not None:
+                kept[1].cancel()
+            return self._make(key)
         finally:
             self.waited += time.perf_counter() - start
 
