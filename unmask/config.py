@@ -89,15 +89,40 @@ class ModelConfig(Section):
     compile: bool = False
 
 
+class SourceConfig(Section):
+    #: What data.train takes.
+    path: str
+    #: Relative number of its tokens among what is trained on; empty (for all sources): as many as it has.
+    weight: float | None = Field(default=None, gt=0)
+
+
 class DataConfig(Section):
-    #: A prepared dataset, a text folder, a text file or JSONL.
-    train: str | None = None
+    #: A prepared dataset, or a source that `unmask prepare` reads; or a list of {path, weight}, which are mixed.
+    train: str | list[SourceConfig] | None = None
     #: Held-out data in the same forms, for the likelihood bound; empty: no evaluation.
     validation: str | None = None
     #: Folder or file of the tokeniser; empty: the prepared dataset's, else the model's.
     tokenizer: str | None = None
-    #: Tokens in a pack. Longer documents are cut into chunks of this size.
+    #: Tokens in a pack.
     pack_tokens: int = Field(default=4096, ge=2)
+    #: Documents longer than a pack are cut into chunks of its size; or refused; or left out of training, and counted.
+    long_documents: Literal["cut", "refuse", "drop"] = "cut"
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _sources(cls, train: Any) -> Any:
+        """A path in a list stands for {path: ...}. Checked here, or a mistake would be told as one of a union."""
+        if train is None or isinstance(train, str):
+            return train
+        if not isinstance(train, list):
+            raise ValueError(f"it takes a path, or a list of paths or of {{path, weight}}, not {train!r}")
+        if not train:
+            raise ValueError("the list of sources is empty")
+        items = [{"path": item} if isinstance(item, str) else item for item in train]
+        try:
+            return [SourceConfig.parse(item, f"item {number}") for number, item in enumerate(items)]
+        except UserError as error:
+            raise ValueError(str(error)) from None
 
 
 class ObjectiveConfig(Section):

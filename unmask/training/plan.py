@@ -36,12 +36,14 @@ def plan(config: Config) -> dict[str, Any]:
         "objective": config.objective.name,
         "mask_token_id": run.objective.mask_token_id,
         "device": str(run.device),
-        "documents": len(run.dataset),
-        "tokens": int(run.dataset.tokens),
+        "documents": run.packs.documents,
+        "tokens": run.packs.tokens,
+        **({"dropped_documents": run.packs.dropped} if run.packs.dropped else {}),
         "packs": len(run.packs),
         "fill": round(float(run.packs.fill), 4),
         "steps": run.steps,
         "epochs": round(run.steps / run.sampler.steps_per_epoch, 4),
+        **sources(run),
         "tokens_per_step": sum(len(document) for pack in batch for document in pack),
         "micro_batches_per_step": len(micro),
         "rows_first_step": sum(len(rows) for rows in micro),
@@ -54,6 +56,22 @@ def plan(config: Config) -> dict[str, Any]:
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
         **({"processes": _processes(config), **first, **ranks} if placed else {}),
+    }
+
+
+def sources(run: setup.Run) -> dict[str, Any]:
+    """Of several sources: what each one is, and how much of it the run sees, in lists by source."""
+    mixture = run.packs
+    if len(mixture.sources) == 1:
+        return {}
+    passes = mixture.passes(run.steps * run.config.training.batch_size)
+    tokens = [source.packs.tokens for source in mixture.sources]
+    seen = [count * own for count, own in zip(passes, tokens, strict=True)]
+    return {
+        "sources": [source.name.removeprefix("data.train=") for source in mixture.sources],
+        "source_tokens": tokens,
+        "source_share": [round(count / sum(seen), 4) for count in seen],
+        "source_passes": [round(count, 4) for count in passes],
     }
 
 
@@ -99,6 +117,8 @@ def table(facts: dict[str, Any]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if isinstance(value, list) and isinstance(value[0], str):
+        return ", ".join(value)
     if isinstance(value, list):
         return ", ".join(f"{each / 2**20:,.1f} MB" if "bytes" in name else f"{each:,}" for each in value)
     if name.endswith("_bytes"):

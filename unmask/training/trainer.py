@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from unmask.training import activations, optimizers, schedules, setup
 from unmask.training.checkpoint import Checkpoints
 from unmask.training.evaluate import evaluate
 from unmask.training.guards import FiniteGuard
+from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
 from unmask.training.signals import Interrupt
@@ -137,8 +138,9 @@ class Trainer:
     ) -> Summary:
         """Train to the end, or until a signal, and save.
 
-        train_dataset, val_dataset: a path, a list of texts or records, or a datasets.Dataset; epochs: passes over the
-        data (then config.training.steps does not count); batch_size: packs of data.pack_tokens tokens per update.
+        train_dataset, val_dataset: a path, a list of texts or records, or a datasets.Dataset; train_dataset also a list
+        of pathlib.Path or of {"path": ..., "weight": ...}, which are mixed; epochs: passes over the data (then
+        config.training.steps does not count); batch_size: packs of data.pack_tokens tokens per update.
         """
         self._configure(train_dataset, val_dataset, epochs, batch_size)
         with mesh.started(self.config.parallel, setup.device_of(self.config)) as self.mesh:
@@ -166,9 +168,11 @@ class Trainer:
             self._run(resumed)
 
     def _run(self, resumed: Path | None) -> None:
-        with Interrupt() as self._interrupt, self.mesh.naming(), self._tracking():
+        with Interrupt() as self._interrupt, self.mesh.naming(), self._tracking(), closing(self.loader):
             if resumed is not None:
                 self.message(f"going on from {resumed}")
+            for note in self.run.notes():
+                self.message(note)
             self._loop()
 
     def stop(self) -> None:
@@ -194,7 +198,7 @@ class Trainer:
         if epochs is not None:
             self.config.training.steps = None
         paths = {"train": train, "validation": validation}
-        named = {key: str(value) for key, value in paths.items() if isinstance(value, str | Path)}
+        named = {key: found for key, value in paths.items() if (found := setup.paths_of(value)) is not None}
         self.config = Config.parse(
             _replaced(self.config, "data", **named).model_dump(warnings=False), "arguments of Trainer"
         )
@@ -208,6 +212,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(run.device.type, enabled=training.precision == "fp16")
         self.guard = FiniteGuard()
         self.meter = Meter(run.device, run.dtype)
+        self.loader = Loader(self._load)
         self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
         names = ["jsonl", "console", *self.config.log.trackers] if self.mesh.first else []
         self._trackers: list[Tracker] = [trackers[name]() for name in names]
@@ -274,10 +279,9 @@ class Trainer:
         learning rate are functions of the step alone."""
         run, training = self.run, self.config.training
         self.meter.start()
-        batch = run.sampler.batch(self.step)
-        objective = self.objective.at(self.step, self.steps)
-        part = self.mesh.position["replicate"], self.mesh.sizes["replicate"]
-        micro = micro_batches(objective, batch, training.seed, training.micro_batch, part)
+        batch, objective, micro = self.loader.get((self.step, self.steps, self.objective))
+        if self.step + 1 < self.steps:
+            self.loader.ahead((self.step + 1, self.steps, self.objective))
         rate = schedules.multiplier(self.config.schedule, self.step, self.steps) * self.config.optimizer.learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -306,8 +310,16 @@ class Trainer:
             "epoch": self.step * training.batch_size / len(run.packs),
         }
         record |= {"loss": loss, "learning_rate": rate, "grad_norm": norm, **metrics}
-        record |= {"tokens": tokens}
+        record |= {"tokens": tokens, **run.packs.tokens_of(batch)}
         return record if update else record | self._skipped(norm)
+
+    def _load(self, key: tuple[int, int, Objective]) -> tuple[list[list[Document]], Objective, list[Rows]]:
+        """(packs, the objective as it stands, this replica's rows) of step `step` of `steps`, a function of the key."""
+        step, steps, objective = key
+        batch, training = self.run.sampler.batch(step), self.config.training
+        part = self.mesh.position["replicate"], self.mesh.sizes["replicate"]
+        present = objective.at(step, steps)
+        return batch, present, micro_batches(present, batch, training.seed, training.micro_batch, part)
 
     def _forward_backward(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
         """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
