@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from unmask.config import Config, ObjectiveConfig, type_name
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
+from unmask.tracking import trackers
 
 DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -99,6 +100,13 @@ def objective_options() -> str:
     return "\n".join(f"### Options of `{name}`\n\n{markdown(rows(objectives[name]))}" for name in BUILTIN)
 
 
+def tracker_options() -> str:
+    """One table of the options of all built-in trackers that take some."""
+    kinds = {name: getattr(trackers[name], "Options", None) for name in trackers.names() if name in TRACKERS}
+    table = [row for name, kind in kinds.items() if kind for row in rows(kind, f"log.options.{name}.")]
+    return markdown(table, ("option", "takes", "default", "meaning"))
+
+
 def sampler_options() -> str:
     return markdown(rows(Options), ("option", "takes", "default", "meaning"))
 
@@ -120,11 +128,13 @@ def parallelism() -> str:
     return markdown(table, ("placement", "exchange", *OBJECTIVES))
 
 
+TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
 TABLES = {
     "configuration": configuration,
     "objectives": objective_options,
     "sampler": sampler_options,
+    "trackers": tracker_options,
     "parallelism": parallelism,
 }
 

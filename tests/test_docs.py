@@ -38,7 +38,7 @@ PAGES = [*RUN, "CONTRIBUTING.md", "CHANGELOG.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d,.:]*|\bnan\b")
 #: Commands that make the environment, or measure for minutes.
-SETUP = re.compile(r"make \w+|\. \.venv/bin/activate|python (benchmarks/\w+\.py) --json")
+SETUP = re.compile(r"make \w+|pip install 'unmask\[\w+\]'|\. \.venv/bin/activate|python (benchmarks/\w+\.py) --json")
 
 
 class Block(NamedTuple):

@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from unmask import completion as complete
 from unmask.errors import UserError
 
 #: Seconds that a process stays whose mistake another one tells.
@@ -44,6 +45,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch remarks, once per rank, that all parameters have been used.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    complete.answer_shells()
     try:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
@@ -136,7 +138,12 @@ def _root(
 def train(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it, such as training.steps=100.", metavar="key.path=value")
+        list[str] | None,
+        typer.Argument(
+            help="Changes to it, such as training.steps=100.",
+            metavar="key.path=value",
+            autocompletion=complete.overrides,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -166,7 +173,11 @@ def inspect(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to it, such as parallel.block_parallel_size=4.", metavar="key.path=value"),
+        typer.Argument(
+            help="Changes to it, such as parallel.block_parallel_size=4.",
+            metavar="key.path=value",
+            autocompletion=complete.overrides,
+        ),
     ] = None,
     placement: Annotated[
         bool, typer.Option("--placement", help="Which rank owns which rows of the first pack.")
@@ -261,6 +272,7 @@ def sample(
         typer.Argument(
             help="Such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
             metavar="option=value",
+            autocompletion=complete.options,
         ),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
@@ -332,11 +344,71 @@ def export(
     format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
     """Write a trained model in a format that other programs open."""
     from unmask.export import export as run
+    from unmask.export import facts
 
-    print(run(checkpoint, output, format=format, dtype=dtype, force=force))
+    folder = run(checkpoint, output, format=format, dtype=dtype, force=force)
+    print(json.dumps(facts(folder)) if as_json else folder)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],
+    by: Annotated[str, typer.Option(help="Where to compare losses: at equal `step` or equal `tokens`.")] = "step",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Runs side by side: where their configs differ, losses at the same point, speed and memory."""
+    from unmask.tracking import compare as comparison
+
+    facts = comparison.compare(runs, by)
+    print(comparison.as_json(facts) if as_json else comparison.table(facts))
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where runs would be written; its disk is measured.")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """What this machine can do, what is missing, and whether a training step works on it (exit code 1 if not)."""
+    from unmask.doctor import examine, table
+
+    facts = examine(folder)
+    print(json.dumps(facts, indent=1) if as_json else table(facts))
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="The one to print.", autocompletion=complete.recipes)] = None,
+    write: Annotated[Path | None, typer.Option(help="Write it to this file instead.", metavar="FILE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print {name: what it is for}.")] = False,
+) -> None:
+    """Configs of the commonest jobs: list them, or make one yours with `unmask recipes NAME > run.yaml`."""
+    from unmask import recipes as shipped
+
+    if name is None and write is not None:
+        raise UserError(f"name the recipe to write to {write}: unmask recipes lists them")
+    if name is None:
+        listed = {each: shipped.summary(each) for each in shipped.names()}
+        print(json.dumps(listed, indent=1) if as_json else shipped.table())
+    elif write is not None:
+        shipped.write(name, write, force=force)
+        print(write)
+    else:
+        print(shipped.text(name), end="")
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
+) -> None:
+    """Print the completion script of a shell: `source <(unmask completion bash)`."""
+    print(complete.script(shell))
 
 
 @app.command()

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from unmask.errors import UserError, as_path
-from unmask.registry import nearest
+from unmask.registry import Registry, nearest
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
@@ -261,8 +261,24 @@ class LogConfig(Section):
     every: int = Field(default=1, ge=1)
     #: `rich`: a live progress line; `plain`: a line each; `auto`: rich in a terminal, else plain.
     console: Literal["auto", "rich", "plain", "none"] = "auto"
-    #: Trackers besides the JSONL log and the console, by name.
+    #: Trackers besides the JSONL log and the console: tensorboard, trackio, wandb, mlflow, or one of another package.
     trackers: list[str] = []
+    #: Options of the trackers by name, such as `{wandb: {project: llada}}`; each tracker's are in docs/tracking.md.
+    options: dict[str, dict[str, Any]] = {}
+
+
+class _OnceOnly(yaml.SafeLoader):
+    """YAML whose mappings name every key once: PyYAML itself lets the last of several win, in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 class Config(Section):
@@ -295,7 +311,7 @@ class Config(Section):
         """Read a YAML file and apply overrides like `optimizer.learning_rate=1e-4` (values are YAML)."""
         file = as_path(path, "a config file")
         try:
-            tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+            tree = yaml.load(file.read_text(encoding="utf-8"), _OnceOnly)
         except FileNotFoundError:
             raise UserError(f"{path}: no such config file") from None
         except (OSError, UnicodeDecodeError) as error:
@@ -345,6 +361,15 @@ def _number(value: Any) -> Any:
     return value
 
 
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dicts with the keys that a user writes: section.key."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
     """What is wrong with the first key that is; the members of a union that were tried are told as one."""
     errors = error.errors()
@@ -352,7 +377,7 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
     path, more = ".".join(map(str, keys[0])), len(set(keys)) - 1
     if first["type"] == "extra_forbidden":
         known = _keys(root, keys[0][:-1])
-        text = f"unknown key {path!r}{nearest(str(keys[0][-1]), known)}; valid here: {', '.join(known)}"
+        text = f"unknown key {path!r}{_hint(path, known)}; valid here: {', '.join(known)}"
     elif first["type"] == "value_error":
         text = f"{path + ': ' if path else ''}{first['ctx']['error']}"
     elif first["type"] == "missing":
@@ -364,6 +389,30 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
     else:
         text = f"{path}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {more} more)" if more else "")
+
+
+def keys() -> dict[str, Any]:
+    """Every key of a config as a user writes it, options of the objectives among them, and what it may hold."""
+    found: dict[str, Any] = {}
+    for name, section in Config.model_fields.items():
+        fields = {key: field for key, field in _section(section.annotation).model_fields.items() if not field.exclude}
+        found |= {f"{name}.{key}": field.annotation for key, field in fields.items()}
+    for objective in OWNERS["objective"].names():
+        fields = OWNERS["objective"][objective].model_fields
+        found |= {f"objective.{key}": field.annotation for key, field in fields.items() if not field.exclude}
+    return found
+
+
+def _hint(path: str, here: list[str]) -> str:
+    """A hint for an unknown key: the same name in another section, a similar name in this one, then in any."""
+    last, elsewhere = path.split(".")[-1], list(keys())
+    same = [key for key in elsewhere if key.split(".")[-1] == last and key != path]
+    hint = f" (did you mean {same[0]!r}?)" if same else nearest(last, here)
+    if not hint:
+        similar = nearest(last, [key.split(".")[-1] for key in elsewhere])
+        found = next((key for key in elsewhere if f"{key.split('.')[-1]!r}" in similar), None)
+        hint = f" (did you mean {found!r}?)" if found else ""
+    return hint
 
 
 def _key(root: Any, path: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -400,6 +449,9 @@ def _section(annotation: Any) -> Any:
         return annotation
     return next((found for found in map(_section, get_args(annotation)) if found), None)
 
+
+#: Parts of a config whose keys belong to what they name; asked when a key is looked for, not before.
+OWNERS = Registry("section", {"objective": "unmask.objectives:objectives"})
 
 NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "mapping"}
 

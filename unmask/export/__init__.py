@@ -1,5 +1,5 @@
 """Export: a trained model in a format that other programs open; `formats` finds a writer by name."""
 
-from unmask.export.api import export, formats
+from unmask.export.api import export, facts, formats
 
-__all__ = ["export", "formats"]
+__all__ = ["export", "facts", "formats"]

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from unmask.errors import UserError, as_path
 from unmask.models.checkpoints import open_model
@@ -36,6 +37,12 @@ def export(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What an exported folder holds, as plain values: {path, bytes, files: {name: bytes}}."""
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {"path": str(folder), "bytes": sum(files.values()), "files": files}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from unmask.attention.exchange import Axis, Traffic, Wire
-from unmask.config import ParallelConfig
+from unmask.config import ParallelConfig, flat
 from unmask.errors import UserError
 from unmask.parallel.pulse import Pulse
 
@@ -105,7 +105,7 @@ class Mesh:
 
     def agree(self, facts: dict[str, Any]) -> None:
         """UserError when two processes were given different facts, naming the first one and the rank."""
-        first, *others = self.gathered(dict(_flat(facts)))
+        first, *others = self.gathered(dict(flat(facts)))
         for rank, theirs in enumerate(others, 1):
             for key in [*first, *theirs]:
                 ours, other = first.get(key), theirs.get(key)
@@ -146,15 +146,6 @@ class Mesh:
 
     def __post_init__(self) -> None:
         assert self.size == self.sizes["replicate"] * self.sizes["block"]
-
-
-def _flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested keys as a user writes them: section.key."""
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def world_size() -> int:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from unmask.errors import UserError
 from unmask.tracking import Record, Start
 
 
@@ -40,6 +41,40 @@ class JsonLines:
 def _finite(value: object) -> object:
     """JSON has no infinities: they are written as the strings "inf", "-inf" and "nan"."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: object) -> object:
+    return float(value) if isinstance(value, str) and value in ("inf", "-inf", "nan") else value
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a log, which may be one that is still written to.
+
+    A last line that is not finished is left out, and where steps were trained again the later records count. UserError
+    for a file that is not there, and for any other line that is no record.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such log") from None
+    found: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or number == len(lines):  # a line is finished by its newline
+            continue
+        try:
+            record = {key: _number(value) for key, value in json.loads(line).items()}
+            kind, step = record["kind"], int(record["step"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}:{number}: not a record of a run's log") from None
+        while found and _again(found[-1], kind, step):
+            found.pop()
+        found.append(record)
+    return found
+
+
+def _again(record: Record, kind: str, step: int) -> bool:
+    """Whether `record` is of a history that was left: a step's evaluations follow the step."""
+    return record["step"] > step or (record["step"] == step and kind == "step")
 
 
 def truncate(path: Path, step: int) -> None:

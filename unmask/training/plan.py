@@ -12,6 +12,7 @@ from unmask.parallel.block import Layers, Placed, place
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
+from unmask.training.footprint import footprint
 from unmask.training.trainer import continued, micro_batches
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
@@ -22,9 +23,7 @@ def plan(config: Config) -> dict[str, Any]:
     """The facts of a run: numbers and short strings; bytes and FLOPs are plain numbers. Writes nothing."""
     run = setup.prepare(config)
     checkpoint = continued(run)
-    parameters = list(run.model.parameters())
-    size = sum(p.numel() for p in parameters)
-    trainable = [p for p in parameters if p.requires_grad]
+    size = sum(parameter.numel() for parameter in run.model.parameters())
     batch = run.sampler.batch(0)
     micro = micro_batches(run.objective.at(0, run.steps), batch, config.training.seed, config.training.micro_batch)
     placed = placements(run, micro)
@@ -49,10 +48,7 @@ def plan(config: Config) -> dict[str, Any]:
         "rows_first_step": sum(len(rows) for rows in micro),
         "labelled_first_step": sum(len(rows.labelled) for rows in micro),
         "flops_first_step": sum(flops(rows, run.row_model.shape) for rows in micro),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in trainable),
-        # Two moments of the parameter's own dtype.
-        "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
+        **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
         **({"processes": _processes(config), **first, **ranks} if placed else {}),
@@ -73,6 +69,20 @@ def sources(run: setup.Run) -> dict[str, Any]:
         "source_share": [round(count / sum(seen), 4) for count in seen],
         "source_passes": [round(count, 4) for count in passes],
     }
+
+
+def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, dict[str, Any]]]) -> dict[str, Any]:
+    """Bytes of the first step on one device, of several ranks the one with most rows; None where unknown."""
+    elsewhere = 0
+    if placed:
+        heaviest = max(placed, key=lambda each: max(each[1]["rank_rows"]))
+        division, counts = heaviest[0], heaviest[1]["rank_rows"]
+        micro = [division.local(int(np.argmax(counts)))[1]] * len(micro)
+        elsewhere = int((division.rows.block < 0).sum() - (micro[0].block < 0).sum())
+    found = footprint(run, micro, max(0, elsewhere))
+    parts = ("parameters", "gradients", "optimizer", "activations", "process", "peak")
+    names = ("parameter", "gradient", "optimizer", "activation", "process", "peak")
+    return {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
 
 
 def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str, Any]]]:
@@ -121,7 +131,7 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(value)
     if isinstance(value, list):
         return ", ".join(f"{each / 2**20:,.1f} MB" if "bytes" in name else f"{each:,}" for each in value)
-    if name.endswith("_bytes"):
+    if name.endswith("_bytes") and value is not None:
         return f"{value / 2**20:,.1f} MB"
     if name.startswith("flops"):
         return f"{value:.3e}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unmask import tracking
 from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
@@ -21,7 +22,6 @@ from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply
 from unmask.parallel.mesh import world_size
-from unmask.tracking import trackers
 from unmask.training import refusals
 from unmask.training.optimizers import optimizers
 
@@ -100,8 +100,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         )
     refusals.check_settings(config, objective)
     optimizers[config.optimizer.name]
-    for tracker in config.log.trackers:
-        trackers[tracker]
+    tracking.check(config.log)
     path = Path(config.checkpoint.path)
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)

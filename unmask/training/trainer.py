@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unmask import tracking
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, as_path
 from unmask.evaluation import shared
@@ -25,7 +26,7 @@ from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, mesh
 from unmask.rows import Document, Rows, flops
-from unmask.tracking import Record, Start, Tracker, trackers
+from unmask.tracking import Record, Start, Tracker
 from unmask.training import activations, optimizers, schedules, setup
 from unmask.training.checkpoint import Checkpoints
 from unmask.training.evaluate import evaluate
@@ -214,8 +215,7 @@ class Trainer:
         self.meter = Meter(run.device, run.dtype)
         self.loader = Loader(self._load)
         self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
-        names = ["jsonl", "console", *self.config.log.trackers] if self.mesh.first else []
-        self._trackers: list[Tracker] = [trackers[name]() for name in names]
+        self._trackers: list[Tracker] = tracking.build(self.config.log, self.message) if self.mesh.first else []
         self._stopping = False
         self._signal: int | None = None
         self._evaluated: int | None = None  # the step of the last evaluation

@@ -1,0 +1,83 @@
+"""The recipes: each is valid, says what it is for, and trains a few steps on tiny data."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.training.tiny import MODEL
+from unmask import Config, Trainer
+from unmask.data import train_tokenizer
+from unmask.errors import UserError
+from unmask.objectives import build
+from unmask.recipes import names, summary, table, text, write
+
+TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(24)]
+PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in range(24)]
+CHATS = [{"messages": [{"role": "user", "content": f"{first} + 1?"}, {"role": "assistant", "content": str(first + 1)}]}
+         for first in range(24)]  # fmt: skip
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+DATA = {"sft": PAIRS, "chat": CHATS}
+#: Sizes of a test, and one process.
+SMALL = {
+    "data": {"pack_tokens": 64, "validation": None},
+    "training": {"steps": 2, "epochs": 1.0, "batch_size": 2},
+    "parallel": {"block_parallel_size": 1},
+    "log": {"console": "none"},
+}
+
+
+def test_there_are_the_ten_commonest_jobs():
+    assert len(names()) == 10
+    for name in names():
+        assert summary(name).endswith(".") and len(summary(name)) < 90
+        assert f"  unmask train {name}.yaml" in text(name) or f"-m unmask train {name}.yaml" in text(name)
+        assert f"runs/{name}" in text(name)
+    assert len(table().splitlines()) == 10
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_is_valid_to_the_letter(name):
+    config = Config.parse(yaml.safe_load(text(name)), name)
+    build(config.objective.name, config.objective.options())
+    config.parallel.refuse_unsupported()
+    given = yaml.safe_load(text(name))
+    assert bool(given["model"].get("name")) != bool(given["model"].get("config"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TEXTS, 280, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_trains(name, tokenizer, tmp_path):
+    tree = yaml.safe_load(text(name))
+    for section, changes in SMALL.items():
+        tree.setdefault(section, {}).update(changes)
+    tree["model"] = {**tree["model"], "name": None, "config": {**MODEL, "vocab_size": 320}}
+    tree["data"] |= {"train": None, "tokenizer": str(tokenizer)}
+    tree["checkpoint"] |= {"path": str(tmp_path / "run"), "every": 0}
+    tree["evaluation"] = {}
+    tree["training"].pop("micro_batch", None)
+    if "mask_noise_steps" in tree["model"]:
+        tree["model"]["mask_noise_steps"] = 1
+    data = DATA.get(name) or [{"text": each} for each in TEXTS]
+    summary = Trainer(config=Config.parse(tree, name)).train(data)
+    assert summary.step == 2 and summary.loss is not None and summary.loss > 0
+
+
+def test_an_unknown_name_and_a_file_that_is_there(tmp_path):
+    with pytest.raises(UserError, match="unknown recipe 'mdln' .did you mean 'mdlm'"):
+        text("mdln")
+    path = tmp_path / "new" / "run.yaml"
+    write("mdlm", path)
+    assert path.read_text() == text("mdlm")
+    with pytest.raises(UserError, match="is there already"):
+        write("ar", path)
+    write("ar", path, force=True)
+    assert path.read_text() == text("ar")

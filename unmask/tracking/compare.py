@@ -1,0 +1,180 @@
+"""Several runs side by side: where their configs differ, how far they came, and their losses at the same point.
+
+Read from `config.yaml` and `log.jsonl` alone, so that a run may still be going. Runs are compared at the last step, or
+the last number of tokens, that all of them have reached.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import yaml
+
+from unmask.config import Config, flat
+from unmask.errors import UserError
+from unmask.tracking import Record
+from unmask.tracking.jsonl import read
+
+#: A logged loss scatters with its noise levels; beside it stands the mean of this many, or of as many as there are.
+RECENT = 20
+#: Differs between any two runs.
+OWN = ("checkpoint.path",)
+
+Facts = dict[str, Any]
+
+
+def compare(runs: Sequence[Path], by: str = "step") -> Facts:
+    """The facts of runs (folders) or configs (YAML files), at the last point by `step` or `tokens` that all reached.
+
+    {by, at, runs: [{run, step, loss, ...}], config: {key: [value of each]} where they differ}. A figure that a run does
+    not have is None. UserError for what is neither, and for a damaged log.
+    """
+    if by not in ("step", "tokens"):
+        raise UserError(f"--by {by}: compare runs by step or by tokens")
+    logs = [read(run / "log.jsonl") if run.is_dir() and (run / "log.jsonl").exists() else [] for run in runs]
+    configs = [_config(run) for run in runs]
+    histories = [_history([record for record in log if record["kind"] == "step"]) for log in logs]
+    reached = [history[-1][by] for history in histories if history]
+    at = min(reached) if len(reached) > 1 else None
+    figures = [
+        {"run": str(run), **_figures(log, history, by, at)}
+        for run, log, history in zip(runs, logs, histories, strict=True)
+    ]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key) for config in configs] for key in keys if key not in OWN}
+    differing = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    return {"by": by, "at": at, "runs": figures, "config": differing}
+
+
+def _config(run: Path) -> dict[str, Any]:
+    """The keys of a run's config and their values; those that an earlier version did not know have their defaults."""
+    file = run / "config.yaml" if run.is_dir() else run
+    if not file.exists():
+        what = "holds no config.yaml, so it is no run" if run.is_dir() else "no such run or config"
+        raise UserError(f"{run}: {what}")
+    if not run.is_dir():
+        return dict(flat(Config.load(file).model_dump(mode="json")))
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{file}: a config is a mapping of sections, not a {type(tree).__name__}")
+    return {**dict(flat(Config().model_dump(mode="json"))), **dict(flat(tree))}
+
+
+def _history(steps: Sequence[Record]) -> list[Record]:
+    """The records of steps, with all tokens (`tokens`) and seconds up to each.
+
+    A record has the tokens of its own step, which stand for the steps since the record before it.
+    """
+    history, last, tokens, seconds = [], 0, 0.0, 0.0
+    for record in steps:
+        new = record["tokens"] * (record["step"] - last)
+        last = record["step"]
+        tokens += new
+        seconds += new / record["tokens_per_second"] if record.get("tokens_per_second") else 0.0
+        history.append({**record, "tokens": round(tokens), "seconds": seconds})
+    return history
+
+
+def _figures(log: Sequence[Record], history: Sequence[Record], by: str, at: float | None) -> Facts:
+    """What one run has to show, for the whole of it and at the common point."""
+    last = history[-1] if history else {}
+    best = min(history, key=lambda record: _ordered(record["loss"]), default={})
+    bounds = [record for record in log if record["kind"] == "evaluation"]
+    best_bound = min(bounds, key=lambda record: _ordered(record["nats_per_token"]), default={})
+    common = [record for record in history if at is not None and record[by] <= at]
+    there = [record for record in bounds if common and record["step"] <= common[-1]["step"]]
+    return {
+        **{key: last.get(key) for key in ("step", "steps", "tokens", "seconds", "loss")},
+        "mean_loss": _mean(history),
+        "best_loss": best.get("loss"),
+        "best_loss_step": best.get("step"),
+        "loss_at": _mean(common),
+        "validation": bounds[-1]["nats_per_token"] if bounds else None,
+        "best_validation": best_bound.get("nats_per_token"),
+        "best_validation_step": best_bound.get("step"),
+        "validation_at": there[-1]["nats_per_token"] if there else None,
+        **{key: _median(history, key) for key in ("tokens_per_second", "mfu")},
+        "memory": max((record["memory"] for record in history if "memory" in record), default=None),
+    }
+
+
+def _ordered(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _mean(history: Sequence[Record]) -> float | None:
+    recent = [record["loss"] for record in history[-RECENT:] if math.isfinite(record["loss"])]
+    return fmean(recent) if recent else None
+
+
+def _median(history: Sequence[Record], key: str) -> float | None:
+    values = [record[key] for record in history if record.get(key) is not None]
+    return median(values) if values else None
+
+
+def as_json(facts: Facts) -> str:
+    """The facts as JSON, which has no infinities: what is not finite is null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(facts), indent=1, allow_nan=False)
+
+
+def table(facts: Facts) -> str:
+    """The facts as aligned text, a column a run; config keys follow the figures."""
+    runs = facts["runs"]
+    lines = [["", *(run["run"] for run in runs)]]
+    for name, text in _shown(facts["by"], facts["at"]):
+        cells = [text(run) for run in runs]
+        if any(cell != "-" for cell in cells):
+            lines.append([name, *cells])
+    lines += [[key, *("default" if value is None else str(value) for value in values)]
+              for key, values in facts["config"].items()]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)  # fmt: skip
+
+
+def _shown(by: str, at: float | None) -> list[tuple[str, Any]]:
+    """(row's name, text of a run) in the order of the table."""
+
+    def number(key: str, form: str, scale: float = 1.0, of: str = "") -> Any:
+        def text(run: Facts) -> str:
+            if run[key] is None:
+                return "-"
+            return format(run[key] * scale, form) + (f" (step {run[of]:,})" if of else "")
+
+        return text
+
+    def steps(run: Facts) -> str:
+        return "-" if run["step"] is None else f"{run['step']:,} of {run['steps']:,}"
+
+    point = f"at {by} {at:,}" if at is not None else ""
+    return [
+        ("step", steps),
+        ("tokens", number("tokens", ",")),
+        (f"loss {point}, mean of {RECENT}", number("loss_at", ".4f")),
+        (f"validation {point}", number("validation_at", ".4f")),
+        ("loss", number("loss", ".4f")),
+        (f"loss, mean of {RECENT}", number("mean_loss", ".4f")),
+        ("best loss", number("best_loss", ".4f", of="best_loss_step")),
+        ("validation", number("validation", ".4f")),
+        ("best validation", number("best_validation", ".4f", of="best_validation_step")),
+        ("tokens/s", number("tokens_per_second", ",.0f")),
+        ("MFU, %", number("mfu", ".1f", 100)),
+        ("memory, GB", number("memory", ".2f", 2.0**-30)),
+        ("training, s", number("seconds", ",.1f")),
+    ]

@@ -1,0 +1,159 @@
+"""The memory of a training step before one is made: the step itself, run on tensors without data.
+
+Parameters are replaced by fake tensors (shapes, no storage), two steps are made with the run's own modules, objective
+and optimiser, and a ledger counts the bytes of every storage while it lives. So activation checkpointing, autocast, a
+last layer that skips rows, tied weights and any optimiser are counted as they are. What an operator uses inside itself
+is not seen; attention's, the largest, is added from its tiles.
+"""
+
+from __future__ import annotations
+
+import resource
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from unmask.rows import Rows
+from unmask.training import activations, optimizers
+from unmask.training.setup import Run
+from unmask.training.speed import memory
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one device. activations: of the largest micro-batch, with everything else that lives only for a while;
+    process: what a CPU process holds besides (libraries, data); 0 on a GPU, whose memory is counted by itself."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    process: int
+
+    @property
+    def peak(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.process
+
+
+class Ledger(TorchDispatchMode):
+    """Counts the bytes of the storages that operators make, for as long as these live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self.enter(tensor)
+        self.peak = max(self.peak, self.live + _inside(func, args))
+        return made
+
+    def enter(self, tensor: Tensor) -> None:
+        """Count the tensor's storage, once."""
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        self.live += storage.nbytes()
+        weakref.finalize(storage, self._leave, storage.nbytes())
+
+    def _leave(self, size: int) -> None:
+        self.live -= size
+
+
+def _inside(func: Any, args: Any) -> int:
+    """Bytes that attention uses inside itself: the results of the largest batch of tiles, and sums in fp32."""
+    if func is torch.ops.unmask.attend.default:
+        (q, k, v), backward = args[:3], False
+    elif func is torch.ops.unmask.attend_backward.default:
+        (q, k, v), backward = args[1][:3], True
+    else:
+        return 0
+    narrow, wide = q.element_size(), max(4, q.element_size())
+    if not backward:
+        return q.numel() * (narrow + (wide if narrow < wide else 0))
+    every = q.numel() + k.numel() + v.numel()
+    # In half precision the sums are kept in fp32, on a CPU also copies of what was saved.
+    copies = 2 * q.numel() + every if q.device.type == "cpu" else 0
+    return every * wide + ((every + copies) * wide if narrow < wide else 0)
+
+
+def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint | None:
+    """What steps take whose micro-batches on this device are `micro`. The run's model is not to be trained after.
+
+    elsewhere: clean rows of the largest micro-batch that other ranks hold, whose keys and values come by in every
+    layer. None for an optimiser that reads values, which fake tensors do not have.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    resident = _resident()
+    training, row_model = run.config.training, run.row_model
+    largest = max(micro, key=lambda rows: (len(rows), len(rows.labelled)))
+    batch = row_model.collate(largest)
+    activations.apply(run.model, training.checkpointing)
+    row_model.train()
+    ledger = Ledger()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _without_data(row_model, fake), ledger:
+        parameters = list(row_model.parameters())
+        for each in [*parameters, *row_model.buffers()]:
+            ledger.enter(each)
+        held = ledger.live
+        optimizer = optimizers.build(run.model, run.config.optimizer)
+        for _ in range(2):  # the first has no optimiser state yet
+            ledger.peak = 0
+            for _ in range(min(2, len(micro))):  # from the second on gradients are added up
+                with run.arithmetic():
+                    terms = row_model(batch, run.objective)
+                (terms.sum / (batch.count or 1.0)).backward()
+                del terms
+            gradients = sum(_size(each.grad) for each in parameters if each.grad is not None)
+            try:
+                optimizer.step()
+            except DataDependentOutputException:
+                return None
+            states = sum(_size(value) for state in optimizer.state.values() for value in state.values())
+            optimizer.zero_grad(set_to_none=True)
+    widths = row_model.widths(run.dtype)
+    passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
+    temporary = max(0, ledger.peak - held - gradients - states) + passing
+    process = max(0, resident - held) if run.device.type == "cpu" else 0
+    return Footprint(held, gradients, states, temporary, process)
+
+
+def _size(value: Any) -> int:
+    """Bytes of a tensor; counters and what is no tensor count nothing."""
+    return value.numel() * value.element_size() if isinstance(value, Tensor) and value.dim() else 0
+
+
+def _resident() -> int:
+    """Bytes of this process in memory now (where the system does not say: at most so far)."""
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        return int(pages.read_text().split()[1]) * resource.getpagesize()
+    return memory(torch.device("cpu"))
+
+
+@contextmanager
+def _without_data(model: nn.Module, fake: Any) -> Iterator[None]:
+    """Fake parameters in place of the model's own, tied ones tied as before."""
+    own = [(module, name, each) for module in model.modules() for name, each in module._parameters.items()]
+    made = {id(each): fake.from_tensor(each) for _, _, each in own if each is not None}
+    try:
+        for module, name, each in own:
+            if each is not None:
+                module._parameters[name] = made[id(each)]
+        yield
+    finally:
+        for module, name, each in own:
+            module._parameters[name] = each
