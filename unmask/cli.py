@@ -24,6 +24,8 @@ from unmask.errors import UserError
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
+#: What --ema is for.
+EMA = "Take the averaged weights that training.ema kept."
 
 app = typer.Typer(
     name="unmask",
@@ -105,17 +107,21 @@ def _root(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
+    config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to it, such as training.steps=100.", metavar="key.path=value")
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted."""
-    from unmask.config import Config
+    from unmask.training.record import given
 
-    settings = Config.load(config, overrides)
+    settings, repeat = given(config, overrides or [], source, out)
     if dry_run:
         from unmask.training.plan import plan, table
 
@@ -124,8 +130,9 @@ def train(
         return
     from unmask.training.trainer import Trainer
 
-    summary = Trainer(config=settings).train()
-    again = " ".join(["unmask train", str(config), *(overrides or [])])
+    summary = Trainer(config=settings, repeat=repeat).train()
+    words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
+    again = " ".join(str(word) for word in words if word)
     if _rank() == 0:
         print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
@@ -197,13 +204,14 @@ def sample(
     suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
     prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
     suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
     from unmask.sampling.command import ends, run
 
     first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
-    if run(checkpoint, options or [], first, last, as_json).interrupted:
+    if run(checkpoint, options or [], first, last, as_json, ema=ema).interrupted:
         raise typer.Exit(130)
 
 
@@ -215,6 +223,7 @@ def evaluate(
     packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
     pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """The likelihood bound of a text, in nats per token, with its standard error."""
@@ -222,7 +231,8 @@ def evaluate(
     from unmask.tracking.reading import steps
 
     with steps("evaluating", "packs") as report:
-        found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed, report=report)
+        choice = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed, "ema": ema}
+        found = run(checkpoint, data, **choice, report=report)
     print(json.dumps(found.asdict()) if as_json else found.sentence())
 
 
@@ -232,12 +242,13 @@ def export(
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Write a trained model in a format that other programs open."""
     from unmask.export import export as run
 
-    print(run(checkpoint, output, format=format, dtype=dtype, force=force))
+    print(run(checkpoint, output, format=format, dtype=dtype, force=force, ema=ema))
 
 
 @app.command()

@@ -12,19 +12,25 @@ from unmask.tracking import Record, Start
 
 
 class JsonLines:
-    """Appends records and flushes each. A resumed run first drops the lines written after the step it goes on from."""
+    """Appends records and flushes each. A resumed run, and one that goes back after a loss spike, first drops the lines
+    written after the step it goes on from."""
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
 
     def start(self, run: Start) -> None:
-        path = run.path / "log.jsonl"
+        self._open(run.path / "log.jsonl", run.step)
+
+    def _open(self, path: Path, step: int) -> None:
         if path.exists():
-            truncate(path, run.step)
+            truncate(path, step)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, record: Record) -> None:
         assert self._file is not None, "log() before start()"
+        if record["kind"] == "rollback":
+            self._file.close()
+            self._open(Path(self._file.name), record["step"])
         finite = {key: _finite(value) for key, value in record.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
@@ -43,7 +49,7 @@ def _finite(value: object) -> object:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Drop what a run that goes on after `step` will write again: later steps, and evaluations from `step` on.
+    """Drop what a run that goes on after `step` will write again: later steps, and what else was logged from `step` on.
 
     A last line that a killed process left unfinished goes too.
     """
@@ -53,7 +59,7 @@ def truncate(path: Path, step: int) -> None:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if record["step"] <= step - (record["kind"] == "evaluation"):
+        if record["step"] <= step - (record["kind"] != "step"):
             kept.append(line + "\n")
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
