@@ -136,7 +136,7 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    #: What follows the warm-up: cosine or linear, down to `floor`; constant; wsd; or one that another package registered.
+    #: What follows the warm-up: cosine or linear (to `floor`), constant, wsd, or one that another package registered.
     name: str = "cosine"
     #: Steps of linear warm-up, at most those of the run; below 1, a fraction of all steps.
     warmup: float = Field(default=0.05, ge=0)

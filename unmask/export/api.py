@@ -27,7 +27,8 @@ def export(
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
     dtype: of the weights ("bfloat16"); default as they were trained. ema: the averaged weights. Raises UserError for an
-    unknown format and, unless `force`, for a folder that already holds something. What is interrupted leaves the folder as it was.
+    unknown format and, unless `force`, for a folder that already holds something. What is interrupted leaves the folder
+    as it was.
     """
     write = formats[format]
     folder = as_path(output, "the folder to export to")

@@ -9,8 +9,8 @@
     wsd           1 while k <= n - d, then floor + (1 - floor) * f((k - n + d) / d) over the last d updates, with
                   f(x) = 1 - x (linear), 1 - sqrt(x) (sqrt) or (1 + cos(pi * x)) / 2 (cosine)
 
-The last update runs at the floor. Sources: cosine, SGDR, Loshchilov and Hutter 1608.03983; warm-up, stable, decay (wsd),
-MiniCPM, Hu et al. 2404.06395; its square root, Hägele et al. 2405.18392.
+The last update runs at the floor. Sources: cosine, SGDR, Loshchilov and Hutter 1608.03983; wsd (warm-up, stable,
+decay), MiniCPM, Hu et al. 2404.06395; its square root, Hägele et al. 2405.18392.
 """
 
 from __future__ import annotations

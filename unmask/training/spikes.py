@@ -1,9 +1,10 @@
 """Loss spikes: go back to the last checkpoint and past the data seen since (PaLM, Chowdhery et al. 2204.02311, 5.1).
 
 A step's loss is a spike when it exceeds factor * median(the last `window` losses). The run then takes up the last
-checkpoint, of step c, and goes on with the batches after the spike's: where that was the k-th of the run, those numbered
-c .. k-1 are not seen again. The schedule stays the step's. Everything follows from the loss, which all processes share, and from
-what the checkpoint holds: a run that dies and resumes meets the same spike and answers it in the same way.
+checkpoint, of step c, and goes on with the batches after the spike's: where that was the k-th of the run, those
+numbered c .. k-1 are not seen again. The schedule stays the step's. Everything follows from the loss, which all
+processes share, and from what the checkpoint holds: a run that dies and resumes meets the same spike and answers it in
+the same way.
 """
 
 from __future__ import annotations
