@@ -119,7 +119,7 @@ def test_what_fails_in_the_background_ends_the_run_in_a_sentence(tmp_path, monke
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_disk_that_takes_no_more(tmp_path, asynchronous):
-    """The operating system refuses files of more than 64 kB from step 3 on: the older checkpoint stays, and is gone on from."""
+    """From step 3 on the system refuses files of more than 64 kB: the run goes on from the older checkpoint."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(trainer, record):

@@ -19,18 +19,18 @@ class JsonLines:
         self._file: TextIO | None = None
 
     def start(self, run: Start) -> None:
-        self._open(run.path / "log.jsonl", run.step)
-
-    def _open(self, path: Path, step: int) -> None:
+        path = run.path / "log.jsonl"
         if path.exists():
-            truncate(path, step)
+            truncate(path, run.step)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, record: Record) -> None:
         assert self._file is not None, "log() before start()"
         if record["kind"] == "rollback":
+            path = Path(self._file.name)
             self._file.close()
-            self._open(Path(self._file.name), record["step"])
+            truncate(path, record["step"], ("evaluation",))
+            self._file = path.open("a", encoding="utf-8")
         finite = {key: _finite(value) for key, value in record.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
@@ -48,8 +48,8 @@ def _finite(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def truncate(path: Path, step: int) -> None:
-    """Drop what a run that goes on after `step` will write again: later steps, and what else was logged from `step` on.
+def truncate(path: Path, step: int, kinds: tuple[str, ...] = ("evaluation", "rollback")) -> None:
+    """Drop what a run that goes on after `step` will write again: later steps, and from `step` on records of `kinds`.
 
     A last line that a killed process left unfinished goes too.
     """
@@ -59,7 +59,7 @@ def truncate(path: Path, step: int) -> None:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if record["step"] <= step - (record["kind"] != "step"):
+        if record["step"] <= step - (record["kind"] in kinds):
             kept.append(line + "\n")
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")

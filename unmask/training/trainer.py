@@ -252,6 +252,8 @@ class Trainer:
             with self.profile.around(self.step, self.message):
                 record = self._train_step()
             if self.spikes.sees(record["loss"]) and self._rolled_back(record["loss"]):
+                if self._evaluation_due():  # as a resumed run does: the checkpoint is older than it
+                    self._evaluate()
                 continue
             if self.step % self.config.log.every == 0 or self.step == self.steps:
                 record |= {**self.levels.read(), **self.meter.read(), **self._ranks(), "time": time.time()}
