@@ -231,8 +231,8 @@ def evaluate(
     from unmask.tracking.reading import steps
 
     with steps("evaluating", "packs") as report:
-        choice = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed, "ema": ema}
-        found = run(checkpoint, data, **choice, report=report)
+        choice = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed}
+        found = run(checkpoint, data, **choice, ema=ema, report=report)
     print(json.dumps(found.asdict()) if as_json else found.sentence())
 
 

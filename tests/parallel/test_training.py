@@ -75,7 +75,8 @@ def test_replicas_measure_the_noise_scale(batch_size, samples, workers, tmp_path
     squares = []
     for rows in micro:
         model.zero_grad()
-        (model(model.collate(rows), trainer.objective).sum / count).backward()
+        batch = model.collate(rows)
+        (model(batch, trainer.objective).sum / count).backward()
         squares.append(sum(float(p.grad.square().sum()) for p in model.parameters()))
     expected = batch_size**2 * np.mean([squares[n] for n in samples])
     for part, parts in found:

@@ -55,7 +55,8 @@ def test_a_step_takes_its_first_micro_batch_and_the_whole(tmp_path):
     for rows in (micro[0], None):
         model.zero_grad()
         for each in micro if rows is None else [rows]:
-            (model(model.collate(each), objective).sum / count).backward()
+            batch = model.collate(each)
+            (model(batch, objective).sum / count).backward()
         squares.append(sum(float(p.grad.square().sum()) for p in model.parameters()))
     assert parts == 4 and part == pytest.approx(16 * squares[0], rel=1e-9)
     assert norm**2 == pytest.approx(squares[1], rel=1e-9)

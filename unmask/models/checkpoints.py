@@ -153,10 +153,11 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
     live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved}
     if not live:
         raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0; leave ema out")
-    state = {"ema": {name: torch.empty_like(live[name], dtype=saved[f"ema.{name}"].properties.dtype) for name in live}}
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    wide = {name: torch.promote_types(parameter.dtype, torch.float32) for name, parameter in live.items()}
+    average = {name: torch.empty_like(parameter, dtype=wide[name]) for name, parameter in live.items()}
+    dcp.load({"ema": average}, checkpoint_id=folder, no_dist=True)
     for name, parameter in live.items():
-        parameter.copy_(state["ema"][name])
+        parameter.copy_(average[name])
 
 
 def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None, *, ema: bool = False) -> OpenModel:

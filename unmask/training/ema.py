@@ -54,5 +54,4 @@ class Ema:
 
 def average_of(parameter: Tensor) -> Tensor:
     """A copy of a parameter, in fp32 at least."""
-    wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-    return parameter.detach().to(wide, copy=True)
+    return parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)

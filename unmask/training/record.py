@@ -230,10 +230,9 @@ def compare(repeat: Repeat, run: Run, processes: int) -> list[str]:
             notes.append(f"data.train holds other data than {repeat.source} was trained on")
         elif key not in repeat.changed and not any(key.startswith(f"{each}.") for each in repeat.changed):
             raise UserError(f"{repeat.source} cannot be repeated: {difference}; restore that, or set it on purpose")
-    then, now = repeat.start, {"versions": versions(), "machine": machine(run), "processes": processes}
-    for what in ("versions", "machine"):
-        changed = [f"{key} {now[what].get(key)} (then {value})" for key, value in then[what].items()
-                   if now[what].get(key) != value]  # fmt: skip
+    then = repeat.start
+    for what, now in (("versions", versions()), ("machine", machine(run))):
+        changed = [f"{key} {now.get(key)} (then {value})" for key, value in then[what].items() if now.get(key) != value]
         if changed:
             notes.append(f"not the {what} of {repeat.source}: {', '.join(changed)}; the bits may differ")
     if then["processes"] != processes:
