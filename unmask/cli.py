@@ -6,17 +6,20 @@ Nothing heavy is imported before a verb runs.
 
 from __future__ import annotations
 
+import inspect as introspect
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -86,6 +89,37 @@ def _sigterm_unwinds() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: dict[str, introspect.Parameter] = {}
+    for name, parameter in introspect.signature(verb).parameters.items():
+        if name not in groups:
+            flat[name] = parameter.replace(annotation=hints[name])
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = own[field.name]
+            flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
+
+    @wraps(verb)
+    def flattened(**values: Any) -> None:
+        made = {name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()}  # fmt: skip
+        verb(**values, **made)
+
+    by_keyword = [parameter.replace(kind=introspect.Parameter.KEYWORD_ONLY) for parameter in flat.values()]
+    flattened.__signature__ = introspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return flattened
+
+
+def _weights(checkpoint: Path, ema: bool) -> Path:
+    """The path of a checkpoint's own weights, or of the averaged ones."""
+    return checkpoint / "ema" if ema else checkpoint
 
 
 def _print_version(asked: bool) -> None:
@@ -190,9 +224,21 @@ def prepare(
     print(f"{output}: {documents}, {manifest.tokens:,} tokens{skipped}")
 
 
+@dataclass
+class Texts:
+    """What `sample` starts from."""
+
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = ""
+    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None
+    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None
+
+
 @app.command()
+@grouped
 def sample(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    texts: Texts,
     options: Annotated[
         list[str] | None,
         typer.Argument(
@@ -200,28 +246,32 @@ def sample(
             metavar="option=value",
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
-    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
-    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
     from unmask.sampling.command import ends, run
 
-    first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
-    if run(checkpoint, options or [], first, last, as_json, ema=ema).interrupted:
+    first, last = ends((texts.prompt, texts.prompt_ids), (texts.suffix, texts.suffix_ids))
+    if run(_weights(checkpoint, ema), options or [], first, last, as_json).interrupted:
         raise typer.Exit(130)
 
 
+@dataclass
+class Packs:
+    """How much of its data `eval` takes."""
+
+    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0
+    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096
+
+
 @app.command("eval")
+@grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
+    size: Packs,
     draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
-    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
-    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -231,8 +281,8 @@ def evaluate(
     from unmask.tracking.reading import steps
 
     with steps("evaluating", "packs") as report:
-        choice = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed}
-        found = run(checkpoint, data, **choice, ema=ema, report=report)
+        choice = {"draws": draws, "packs": size.packs, "pack_tokens": size.pack_tokens, "seed": seed}
+        found = run(_weights(checkpoint, ema), data, **choice, report=report)
     print(json.dumps(found.asdict()) if as_json else found.sentence())
 
 
@@ -248,7 +298,7 @@ def export(
     """Write a trained model in a format that other programs open."""
     from unmask.export import export as run
 
-    print(run(checkpoint, output, format=format, dtype=dtype, force=force, ema=ema))
+    print(run(_weights(checkpoint, ema), output, format=format, dtype=dtype, force=force))
 
 
 @app.command()

@@ -85,21 +85,21 @@ def test_switched_on_later_it_starts_from_the_weights(tmp_path):
 
 def test_readers_take_the_average_when_asked(tmp_path):
     trainer = train(tmp_path / "run", "training.ema=0.9", "training.steps=4")
-    plain, averaged = load(tmp_path / "run").model, load(tmp_path / "run", ema=True).model
+    plain, averaged = load(tmp_path / "run").model, load(tmp_path / "run" / "ema").model
     for name, parameter in averaged.named_parameters():
         assert torch.equal(parameter, trainer.ema.average[name])
         assert torch.equal(plain.get_parameter(name), weights(trainer)[name])
-    export(tmp_path / "run", tmp_path / "hf", ema=True)
+    export(tmp_path / "run" / "ema", tmp_path / "hf")
     exported = load(tmp_path / "hf").model
     assert all(torch.equal(exported.get_parameter(name), average) for name, average in trainer.ema.average.items())
     with pytest.raises(UserError, match="exported model has no averaged weights"):
-        load(tmp_path / "hf", ema=True)
+        load(tmp_path / "hf" / "ema")
 
 
 def test_a_run_without_averages_says_so(tmp_path):
     train(tmp_path, "training.steps=1")
     with pytest.raises(UserError, match="step-00000001: holds no averaged weights: .*training.ema=0"):
-        load(tmp_path, ema=True)
+        load(tmp_path / "ema")
 
 
 def test_evaluation_during_training_takes_the_averages_unless_told_not_to(tmp_path):
@@ -113,7 +113,8 @@ def test_evaluation_during_training_takes_the_averages_unless_told_not_to(tmp_pa
         record = log(tmp_path / str(ema))[-1]
         assert record.get("ema", False) == ema
         bounds[ema] = record["nats_per_token"]
-        found = evaluate(tmp_path / str(ema), file, pack_tokens=128, ema=ema)
+        run = tmp_path / str(ema)
+        found = evaluate(run / "ema" if ema else run, file, pack_tokens=128)
         assert found.bound.nats_per_token == pytest.approx(bounds[ema], rel=1e-6)
         assert not math.isnan(trainer.summary.validation.standard_error)
     assert abs(bounds[True] - bounds[False]) > 1e-3

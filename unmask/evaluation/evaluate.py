@@ -44,13 +44,11 @@ def evaluate(
     packs: int = 0,
     pack_tokens: int = 4096,
     seed: int = 0,
-    ema: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """The bound of `checkpoint` on `data` (whatever `dataset_from` takes).
 
-    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; ema: of the averaged weights;
-    report: see `bound`.
+    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; report: see `bound`.
     """
     import torch
 
@@ -58,7 +56,7 @@ def evaluate(
     DataConfig.parse({"pack_tokens": pack_tokens}, "evaluate")
     TrainingConfig.parse({"seed": seed}, "evaluate")
 
-    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu", ema=ema)
+    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(data, str | Path) and not exists(data):
         raise UserError(f"{data}: no such dataset, file or folder")
     available = Packs(dataset_from(data, opened.tokenizer), pack_tokens)

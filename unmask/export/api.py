@@ -16,19 +16,12 @@ formats = Registry("format", {"hf": "unmask.export.hf:write"})
 
 
 def export(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    format: str = "hf",
-    dtype: str | None = None,
-    force: bool = False,
-    ema: bool = False,
+    checkpoint: str | Path, output: str | Path, *, format: str = "hf", dtype: str | None = None, force: bool = False
 ) -> Path:
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
-    dtype: of the weights ("bfloat16"); default as they were trained. ema: the averaged weights. Raises UserError for an
-    unknown format and, unless `force`, for a folder that already holds something. What is interrupted leaves the folder
-    as it was.
+    dtype: of the weights ("bfloat16"); default as they were trained. Raises UserError for an unknown format and, unless
+    `force`, for a folder that already holds something. What is interrupted leaves the folder as it was.
     """
     write = formats[format]
     folder = as_path(output, "the folder to export to")
@@ -36,7 +29,7 @@ def export(
         raise UserError(f"{folder}: is a file; name a folder to export to")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
-    opened = open_model(checkpoint, dtype=dtype, ema=ema)
+    opened = open_model(checkpoint, dtype=dtype)
     try:
         with _filled(folder) as staged:
             write(opened, staged)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 BEST = "best"
+#: RUN/ema, RUN/best/ema and so on name the averaged weights of a checkpoint; there is no such folder.
+EMA = "ema"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -152,7 +154,7 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
     saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved}
     if not live:
-        raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0; leave ema out")
+        raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0")
     wide = {name: torch.promote_types(parameter.dtype, torch.float32) for name, parameter in live.items()}
     average = {name: torch.empty_like(parameter, dtype=wide[name]) for name, parameter in live.items()}
     dcp.load({"ema": average}, checkpoint_id=folder, no_dist=True)
@@ -160,16 +162,19 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
         parameter.copy_(average[name])
 
 
-def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None, *, ema: bool = False) -> OpenModel:
+def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
     """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported HF folder.
 
-    dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. ema: the averaged weights that
-    training.ema kept. Raises UserError for a folder that is none of these, and for a damaged checkpoint.
+    A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
+    parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder that is none of
+    these, and for a damaged checkpoint.
     """
     folder = as_path(path, "a run, a step or an exported model")
     if dtype not in (None, *DTYPES):
         raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
     _check_device(device)
+    ema = folder.name == EMA and not folder.exists()
+    folder = folder.parent if ema else folder
     if not folder.is_dir():
         missing = folder.name == BEST and folder.parent.is_dir()
         hint = ": the run keeps its best only with checkpoint.best=true, after an evaluation" if missing else ""
@@ -181,7 +186,7 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None, 
         return _open_step(step, device, dtype, ema)
     if (folder / "config.json").exists():
         if ema:
-            raise UserError(f"{folder}: an exported model has no averaged weights beside its own; leave ema out")
+            raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
         return _open_exported(folder, device, dtype)
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 

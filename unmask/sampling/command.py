@@ -34,9 +34,7 @@ def _ids(option: str, text: str) -> list[int]:
         raise UserError(f'{option} {text!r}: write token ids, whole numbers such as "1 2 3"') from None
 
 
-def run(
-    checkpoint: Path, overrides: list[str], prompt: Given, suffix: Given | None, as_json: bool, *, ema: bool = False
-) -> Sample:
+def run(checkpoint: Path, overrides: list[str], prompt: Given, suffix: Given | None, as_json: bool) -> Sample:
     """Print prompt, answer and suffix (as JSON: the answer alone, and what it took), and return the sample.
 
     Token ids are printed where the prompt or the suffix is given so, and where the model has no tokeniser.
@@ -45,7 +43,7 @@ def run(
     from rich.console import Console
 
     options = Options.read(overrides)
-    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu", ema=ema)
+    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
     console = Console(stderr=True, highlight=False)
     watching = console.is_terminal and not as_json and opened.tokenizer is not None
     view: Any = live(opened.tokenizer, console) if watching else nullcontext()

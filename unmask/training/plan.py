@@ -13,7 +13,6 @@ from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
 from unmask.training.batches import micro_batches
-from unmask.training.optimizers import groups
 from unmask.training.resume import continued
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
@@ -51,7 +50,8 @@ def plan(config: Config) -> dict[str, Any]:
         "flops_first_step": sum(flops(rows, run.row_model.shape) for rows in micro),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trainable),
-        "optimizer_bytes": _optimizer_bytes(run),
+        # Two moments of the parameter's own dtype.
+        "optimizer_bytes": sum(2 * p.numel() * p.element_size() for p in trainable),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
         **({"processes": _processes(config), **first, **ranks} if placed else {}),
@@ -87,17 +87,6 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
     placed = placements(run, micro)
     return picture(*placed[0]), [found for _, found in placed]
-
-
-def _optimizer_bytes(run: setup.Run) -> int:
-    """Moments of the parameter's own dtype: two, or Muon's one for hidden matrices; and the average of the weights."""
-    found = 0
-    for group in groups(run.model, 0.0):
-        moments = 1 if run.config.optimizer.name == "muon" and group["role"] == "hidden" else 2
-        found += sum(moments * p.numel() * p.element_size() for p in group["params"])
-        if run.config.training.ema:
-            found += sum(p.numel() * max(4, p.element_size()) for p in group["params"])
-    return found
 
 
 def _processes(config: Config) -> int:
