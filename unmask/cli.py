@@ -28,6 +28,8 @@ from unmask.errors import UserError
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
+#: What --ema is for.
+EMA = "Take the averaged weights that training.ema kept."
 
 app = typer.Typer(
     name="unmask",
@@ -117,6 +119,11 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     return flattened
 
 
+def _weights(checkpoint: Path, ema: bool) -> Path:
+    """The path of a checkpoint's own weights, or of the averaged ones."""
+    return checkpoint / "ema" if ema else checkpoint
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
@@ -136,7 +143,7 @@ def _root(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
+    config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -145,13 +152,17 @@ def train(
             autocompletion=complete.overrides,
         ),
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted."""
-    from unmask.config import Config
+    from unmask.training.record import given
 
-    settings = Config.load(config, overrides)
+    settings, repeat = given(config, overrides or [], source, out)
     if dry_run:
         from unmask.training.plan import plan, table
 
@@ -160,8 +171,9 @@ def train(
         return
     from unmask.training.trainer import Trainer
 
-    summary = Trainer(config=settings).train()
-    again = " ".join(["unmask train", str(config), *(overrides or [])])
+    summary = Trainer(config=settings, repeat=repeat).train()
+    words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
+    again = " ".join(str(word) for word in words if word)
     if _rank() == 0:
         print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
@@ -276,16 +288,18 @@ def sample(
         ),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
     """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
+    weights = _weights(checkpoint, ema)
     given = {name: value for name, value in vars(texts).items() if value is not None}
     if chat.chat:
         from unmask.sampling.chat import talk
 
         if given:
             raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
-        talk(checkpoint, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
+        talk(weights, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
         return
     if chat != Chat():
         raise UserError("--system and --chat-template are for --chat")
@@ -294,7 +308,7 @@ def sample(
     from unmask.tracking.reading import steps
 
     wanted, progress = asked(**given), partial(steps, "sampling", "texts")
-    if run(checkpoint, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
+    if run(weights, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
         raise typer.Exit(130)
 
 
@@ -317,6 +331,7 @@ def evaluate(
     draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
     levels: Annotated[int, typer.Option(min=0, help="Also by noise level, in so many bins.")] = 0,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """The likelihood bound of texts, in nats per token, with its standard error; torchrun divides the packs."""
@@ -325,7 +340,7 @@ def evaluate(
 
     with steps("evaluating", "packs") if _rank() == 0 else nullcontext() as report:
         found = evaluate_sets(
-            checkpoint,
+            _weights(checkpoint, ema),
             named(data),
             draws=draws,
             packs=size.packs,
@@ -343,6 +358,7 @@ def export(
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
@@ -350,7 +366,7 @@ def export(
     from unmask.export import export as run
     from unmask.export import facts
 
-    folder = run(checkpoint, output, format=format, dtype=dtype, force=force)
+    folder = run(_weights(checkpoint, ema), output, format=format, dtype=dtype, force=force)
     print(json.dumps(facts(folder)) if as_json else folder)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation during training: the likelihood bound on held-out packs, and the noise window that follows from it."""
+"""Evaluation during training: the likelihood bound of every validation set, and the noise window that follows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unmask.objectives import Objective
+from unmask.tracking import Record
 from unmask.training.setup import Run
 
 if TYPE_CHECKING:
@@ -14,20 +15,33 @@ if TYPE_CHECKING:
 
 def evaluate(
     run: Run, objective: Objective, step: int, steps: int, report: Callable[[int, int], None], share: Share
-) -> tuple[Bound, Objective]:
-    """The bound under the same noise at every evaluation, and the objective to go on with.
+) -> tuple[dict[str, Bound], Objective]:
+    """The bound of every set under the same noise at every evaluation, and the objective to go on with.
 
     report: called with (packs done, packs) after each round; it may raise to give the evaluation up. share: which of
     the packs this process takes. The objective only changes under block diffusion's `clip: auto`, whose window moves to
-    where the losses vary least.
+    where the losses of the first set vary least.
     """
     from unmask.evaluation.bound import measure
 
-    assert run.validation is not None
     seed, draws = run.config.training.seed, run.config.evaluation.draws
     current = objective.at(step, steps)
     with run.arithmetic():
-        found = measure(run.row_model, current, run.validation, seed=seed, draws=draws, report=report, share=share)
+        found = {
+            name: measure(run.row_model, current, packs, seed=seed, draws=draws, report=report, share=share)
+            for name, packs in run.validation.items()
+        }
     if getattr(objective, "clip", None) == "auto":
-        objective = objective.reclip(found.level, found.loss)
-    return found.bound, objective
+        first = next(iter(found.values()))
+        objective = objective.reclip(first.level, first.loss)
+    return {name: measured.bound for name, measured in found.items()}, objective
+
+
+def numbers(bounds: dict[str, Bound]) -> Record:
+    """The first set's bound as nats_per_token, standard_error and tokens; of several, each also as nats_per_token/NAME
+    and so on."""
+    record: Record = {}
+    for name, found in [("", next(iter(bounds.values()))), *(bounds.items() if len(bounds) > 1 else ())]:
+        end = f"/{name}" if name else ""
+        record |= {f"{key}{end}": getattr(found, key) for key in ("nats_per_token", "standard_error", "tokens")}
+    return record

@@ -12,8 +12,9 @@ from unmask.parallel.block import Layers, Placed, place
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
+from unmask.training.batches import micro_batches
 from unmask.training.footprint import footprint
-from unmask.training.trainer import continued, micro_batches
+from unmask.training.resume import continued
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
 PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backward")

@@ -24,6 +24,7 @@ from unmask.parallel import apply
 from unmask.parallel.mesh import world_size
 from unmask.training import refusals
 from unmask.training.optimizers import optimizers
+from unmask.training.schedules import schedules
 
 if TYPE_CHECKING:
     from unmask.data import Dataset
@@ -45,7 +46,8 @@ class Run:
     objective: Objective
     packs: Mixture
     sampler: Sampler
-    validation: list[list[Document]] | None
+    #: Name -> packs of every validation set; one that was given without a name is called "validation".
+    validation: dict[str, list[list[Document]]]
     steps: int
 
     @property
@@ -100,6 +102,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         )
     refusals.check_settings(config, objective)
     optimizers[config.optimizer.name]
+    schedules[config.schedule.name]
     tracking.check(config.log)
     path = Path(config.checkpoint.path)
     refusals.check_writable(path)
@@ -111,6 +114,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
 
     train = config.data.train if train is None else train
     validation = config.data.validation if validation is None else validation
+    refusals.check_evaluation(config, validation)
     if train is None:
         raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
     if getattr(objective, "clip", None) == "auto" and (validation is None or not config.evaluation.every):
@@ -129,11 +133,11 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         _check_vocabulary(loaded.model, loaded.tokenizer, source)
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
-    refusals.check_warmup(config, steps)
+    refusals.check_steps(config, steps)
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
-    held_out = None if validation is None else _validation(config, validation, loaded.tokenizer, objective)
+    held_out = _validation(config, validation, loaded.tokenizer, objective)
     row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(
@@ -242,17 +246,25 @@ def _name(source: Any) -> Any:
     return source if isinstance(source, str | Path) else type(source).__name__
 
 
-def _validation(config: Config, source: Any, tokenizer: Any, objective: Objective) -> list[list[Document]]:
-    """The first evaluation.packs packs of the validation set, the same at every evaluation."""
-    refusals.check_bound(objective)
-    data = config.data
-    packs = Packs(
-        _dataset(source, tokenizer, "data.validation"), data.pack_tokens, data.long_documents, "data.validation"
-    )
-    count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
-    chosen = Sampler(packs, count, config.training.seed).batch(0)
-    refusals.check_targets(objective, chosen, f"data.validation={_name(source)}")
-    return chosen
+def _validation(config: Config, given: Any, tokenizer: Any, objective: Objective) -> dict[str, list[list[Document]]]:
+    """The first evaluation.packs packs of every validation set, the same at every evaluation."""
+    found = {}
+    for name, source in named(given).items():
+        refusals.check_bound(objective)
+        key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
+        dataset, data = _dataset(source, tokenizer, key), config.data
+        packs = Packs(dataset, data.pack_tokens, data.long_documents, key)
+        count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
+        found[name] = Sampler(packs, count, config.training.seed).batch(0)
+        refusals.check_targets(objective, found[name], f"{key}={_name(source)}")
+    return found
+
+
+def named(validation: Any) -> dict[str, Any]:
+    """Validation sets by name; none for None."""
+    if isinstance(validation, dict):
+        return validation
+    return {} if validation is None else {"validation": validation}
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
