@@ -185,9 +185,8 @@ class Trainer:
         if epochs is not None:
             self.config.training.steps = None
         paths = {"train": train, "validation": validation}
-        named: dict[str, Any] = {
-            key: found for key, value in paths.items() if (found := setup.paths_of(value)) is not None
-        }
+        found = {key: setup.paths_of(value) for key, value in paths.items()}
+        named: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
         if isinstance(validation, dict) and all(isinstance(value, str | Path) for value in validation.values()):
             named["validation"] = {name: str(value) for name, value in validation.items()}
         self.config = Config.parse(
