@@ -313,11 +313,13 @@ def sample(
 
 
 @dataclass
-class Packs:
-    """How much of its data `eval` takes."""
+class Measure:
+    """How much `eval` measures."""
 
     packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = 0
     pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096
+    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1
+    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0
 
 
 @app.command("eval")
@@ -327,9 +329,7 @@ def evaluate(
     data: Annotated[
         list[str], typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated.")
     ],
-    size: Packs,
-    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
+    measure: Measure,
     levels: Annotated[int, typer.Option(min=0, help="Also by noise level, in so many bins.")] = 0,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -339,15 +339,7 @@ def evaluate(
     from unmask.tracking.reading import steps
 
     with steps("evaluating", "packs") if _rank() == 0 else nullcontext() as report:
-        found = evaluate_sets(
-            _weights(checkpoint, ema),
-            named(data),
-            draws=draws,
-            packs=size.packs,
-            pack_tokens=size.pack_tokens,
-            seed=seed,
-            report=report,
-        )
+        found = evaluate_sets(_weights(checkpoint, ema), named(data), **vars(measure), report=report)
     if _rank() == 0:
         print(describe(found, alone=list(found) == data, levels=levels, as_json=as_json))
 
