@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +222,34 @@ def test_an_interruption_leaves_what_was_there(
         prepare(folder, target, tokenizer, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert listed(open_dataset(target)) == before
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk is to a process: writing beyond `size` bytes of a file fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("part", ["tokens.bin", "tokenizer/tokenizer.json"])
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(
+    tmp_path: Path, folder: Path, tokenizer: Any, part: str
+) -> None:
+    """The tokens do not fit, or they do and the tokeniser's copy, which another language writes, does not."""
+    target, small = tmp_path / "prepared", folder / "000.py"
+    prepare(small, target, tokenizer)
+    before = listed(open_dataset(target))
+    source = folder if part == "tokens.bin" else small
+    size = (target / part).stat().st_size - 1
+    assert part == "tokens.bin" or (target / "tokens.bin").stat().st_size < size
+    with pytest.raises(UserError, match="prepared: cannot be written: .*; nothing is left there of it"):
+        with files_no_larger_than(size):
+            prepare(source, target, tokenizer, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared", "source"]
+    assert listed(open_dataset(target, verify=True)) == before
