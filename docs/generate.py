@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from unmask.config import Config, ObjectiveConfig, type_name
+from unmask.data import Reading
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 
@@ -103,6 +104,10 @@ def sampler_options() -> str:
     return markdown(rows(Options), ("option", "takes", "default", "meaning"))
 
 
+def reading_options() -> str:
+    return markdown(rows(Reading), ("option", "takes", "default", "meaning"))
+
+
 def parallelism() -> str:
     """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
     sys.path.insert(0, str(DOCS.parent))
@@ -125,6 +130,7 @@ TABLES = {
     "configuration": configuration,
     "objectives": objective_options,
     "sampler": sampler_options,
+    "reading": reading_options,
     "parallelism": parallelism,
 }
 

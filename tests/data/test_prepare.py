@@ -174,18 +174,28 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path, folder: Path, toke
     assert np.array_equal(np.load(tmp_path / "one" / "offsets.npy"), np.load(tmp_path / "two" / "offsets.npy"))
 
 
-GROWTH = """
-import resource, sys
+#: Not ru_maxrss, which a process takes over from the one that started it.
+PEAK = """
+import sys
 from unmask.data import load_tokenizer, prepare
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+GROWTH = (
+    PEAK
+    + """
 folder, tokenizer = sys.argv[1], load_tokenizer(sys.argv[2])
 peaks = []
 for name in ("short", "long"):
     prepare(f"{folder}/{name}.txt", f"{folder}/{name}", tokenizer)
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peaks.append(peak())
 print(peaks[1] / peaks[0])
 """
+)
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 
 
+@linux
 def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str], tokenizer_path: Path) -> None:
     text = "\n".join(texts)
     for name, size in (("short", 1_500_000), ("long", 9_000_000)):
@@ -194,6 +204,41 @@ def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str]
     result = subprocess.run(program, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 1.15
+
+
+COLUMNS = (
+    PEAK
+    + """
+folder, rows = sys.argv[1:]
+print(prepare(f"{folder}/{rows}.parquet", f"{folder}/{rows}", None).tokens, peak())
+"""
+)
+
+
+@linux
+def test_memory_does_not_grow_with_a_group_of_rows(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (300, 15_000):
+        _write_ids(tmp_path / f"{rows}.parquet", rows)
+        program = [sys.executable, "-c", COLUMNS, str(tmp_path), str(rows)]
+        result = subprocess.run(program, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        tokens, peak = map(int, result.stdout.split())
+        assert tokens == 1000 * rows
+        peaks.append(peak)
+    assert (tmp_path / "15000.parquet").stat().st_size > 55e6
+    assert peaks[1] < 1.15 * peaks[0]
+
+
+def _write_ids(path: Path, rows: int) -> None:
+    """Rows of 1,000 ids, in one group."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    ids = pyarrow.array(np.arange(1000 * rows, dtype=np.int32) % 65_000)
+    lists = pyarrow.FixedSizeListArray.from_arrays(ids, 1000).cast(pyarrow.list_(pyarrow.int32()))
+    table = pyarrow.table({"input_ids": lists})
+    write_table(table, path, row_group_size=rows, use_dictionary=False, compression="none")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
