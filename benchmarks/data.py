@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, report
 
-PROCESSES, REPEATS, BATCH = 2, 5, 1024
+PROCESSES, REPEATS, BATCH = 2, 3, 1024
 PACK = 4096
 
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from unmask.config import Config, ObjectiveConfig, Section, type_name
+from unmask.data import Reading
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 from unmask.tracking import trackers
@@ -114,6 +115,10 @@ def sampler_options() -> str:
     return markdown(rows(Options), ("option", "takes", "default", "meaning"))
 
 
+def reading_options() -> str:
+    return markdown(rows(Reading), ("option", "takes", "default", "meaning"))
+
+
 def parallelism() -> str:
     """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
     sys.path.insert(0, str(DOCS.parent))
@@ -138,6 +143,7 @@ TABLES = {
     "objectives": objective_options,
     "sampler": sampler_options,
     "trackers": tracker_options,
+    "reading": reading_options,
     "parallelism": parallelism,
 }
 

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from unmask.errors import UserError
@@ -32,11 +33,14 @@ def ordered(function: Callable[[T], R], stream: Iterable[T], workers: int) -> Ge
     from multiprocessing import get_context
 
     # Not forked: the threads of a tokeniser, or of torch, would not be there in the child.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (function,))
+    context = get_context("spawn")
+    stop = context.Event()
+    pool = ProcessPoolExecutor(workers, context, _start, (function, stop))
     waiting: deque[Future[R]] = deque()
     try:
         for item in stream:
-            waiting.append(pool.submit(_call, item))
+            with _interrupts_held():  # and so they are in the processes that the first of these starts
+                waiting.append(pool.submit(_call, item))
             if len(waiting) >= AHEAD * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -47,18 +51,29 @@ def ordered(function: Callable[[T], R], stream: Iterable[T], workers: int) -> Ge
             'and let a program of your own begin under `if __name__ == "__main__":`'
         ) from None
     finally:
+        stop.set()
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C, which every process of a terminal receives, waits; a process that is started never hears of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _function: Callable[[Any], Any]
+_stop: Any
 
 
-def _start(function: Callable[[Any], Any]) -> None:
-    """In the new process: one thread of work, no answer to Ctrl-C, an end with its parent."""
-    global _function
-    _function = function
+def _start(function: Callable[[Any], Any], stop: Any) -> None:
+    """In the new process: one thread of work, an end with its parent, nothing more to do once `stop` is set."""
+    global _function, _stop
+    _function, _stop = function, stop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
@@ -72,4 +87,4 @@ def _follow_parent() -> None:
 
 
 def _call(item: Any) -> Any:
-    return _function(item)
+    return None if _stop.is_set() else _function(item)
