@@ -133,7 +133,10 @@ def test_mistakes_are_told_before_the_first_pass():
     model, _ = tiny()
     model.config.max_position_embeddings = 20
     block = {"decoding": Decoding("block", 4, False)}
-    with pytest.raises(UserError, match="15 tokens given and 6 to fill do not fit the model's 20 positions; shorten"):
+    with pytest.raises(
+        UserError,
+        match="prompt 2: sample: a text of 21 tokens, 6 of them to fill, does not fit the model's 20 positions",
+    ):
         sample(model, None, [[1], [2] * 15], length=6, **block)
     assert len(sample(model, None, [[2] * 14], length=6, **block)[0].token) == 6
     with pytest.raises(UserError, match="num_samples=2 gives a list: write the prompt in one"):
