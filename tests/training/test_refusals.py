@@ -31,6 +31,8 @@ def refused(path, *overrides, sentence, **options):
         (["training.epochs=2"], "training.epochs=2.0 has no effect beside training.steps=4"),
         (["schedule.name=constant", "schedule.floor=0.2"], "schedule.floor=0.2 has no effect"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
+        (["parallel.placement=csbp"], "parallel.placement=csbp has no effect with block_parallel_size=1"),
+        (["parallel.speeds=measured"], "parallel.speeds=measured has no effect with block_parallel_size=1"),
         (["objective.window=[0.3, 0.8]"], "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
     ],
 )
