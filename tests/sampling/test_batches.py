@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.models import families
 from tests.sampling.reference import EOS, MASK, tiny
 from tests.sampling.test_drivers import Stub
 from unmask.errors import UserError
@@ -113,6 +114,23 @@ def test_the_cache_changes_nothing_but_the_work(decoding, windows, monkeypatch):
     again = sample(model, None, RAGGED, cache=False, **options)
     assert [one.token for one in again] == [one.token for one in cached]
     assert sum(rows) > 2 * work
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_family_can_be_batched_and_cached(family, dtype):
+    """Experts, windows and grouped heads; in half precision rounding decides, so there only that it runs."""
+    aligned = {"moe_intermediate_size": 16} if "moe" in family else {}  # for torch's grouped matrix product
+    model = families.tiny(family, dtype, **aligned)
+    prompts = [[4, 5, 6], [7] * 10]
+    options = {"decoding": Decoding("block", 4, False), "length": 11, "threshold": 0.1}
+    together = sample(model, None, prompts, **options)
+    assert all(len(one.token) == 11 and families.MASK not in one.token for one in together)
+    if dtype == "float64":
+        assert [one.token for one in together] == [sample(model, None, one, **options).token for one in prompts]
+        assert [one.token for one in together] == [
+            one.token for one in sample(model, None, prompts, cache=False, **options)
+        ]
 
 
 def test_ctrl_c_keeps_what_every_text_has():

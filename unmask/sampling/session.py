@@ -66,6 +66,8 @@ class Session:
     ):
         if not isinstance(model, PreTrainedModel):
             raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
+        if model.get_output_embeddings() is None:
+            raise UserError(f"sample: {type(model).__name__} has no output projection; load the model for causal LM")
         if decoding is not None and not isinstance(decoding, Decoding):
             what = "decoding is the objective's, load(folder).objective.decoding"
             raise UserError(f"sample: {what}, not {_kind(decoding)}")
