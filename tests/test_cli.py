@@ -148,7 +148,19 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
     code, out, _ = unmask("sample", run, "length=2", "--prompt-ids", "3 1 4", "--suffix-ids", "5 9")
     assert code == 0 and out.startswith("3 1 4 ") and out.endswith(" 5 9\n") and len(out.split()) == 7
     assert unmask("sample", run, "length=4")[0] == 0
+    (settings.parent / "prompts.jsonl").write_text('{"prompt_ids": [3, 1, 4]}\n{"prompt_ids": [9]}\n')
+    code, out, _ = unmask("sample", run, "length=5", "--prompts", settings.parent / "prompts.jsonl", "--json")
+    assert code == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == [0, 1]
+    assert json.loads(out.splitlines()[0])["tokens"] == shown[3:]
+    code, out, _ = unmask("sample", run, "length=5", "--prompt-ids", "3 1 4", "--stream")
+    assert code == 0 and out == " ".join(map(str, shown)) + "\n"
     for arguments, sentence in [
+        (["--chat"], "has no tokeniser, and a chat is text"),
+        (["--chat", "--prompt-ids", "3"], "--chat answers what it is told: leave --prompt-ids out"),
+        (["--system", "text"], "--system and --chat-template are for --chat"),
+        (["--prompts", "missing"], "missing: cannot be read"),
+        (["--stream", "--json"], "--stream prints the text of one sample"),
+        (["--fill", "text"], "'text' has no hole"),
         (["--prompt-ids", "3 x"], "--prompt-ids '3 x': write token ids"),
         (["--prompt-ids", "3", "--suffix", "y"], "give prompt and suffix as text"),
         (["--prompt", "text"], "this model has no tokeniser"),
@@ -157,6 +169,19 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
     ]:
         code, out, err = unmask("sample", run, *arguments)
         assert code == 2 and out == "" and err.count("\n") == 1 and sentence in err
+
+
+def test_several_sets_are_evaluated_by_name(settings):
+    run, data = settings.parent / "run", settings.parent / "data.jsonl"
+    assert unmask("train", settings, "training.steps=1")[0] == 0
+    few = ["--packs", "2", "--pack-tokens", "64"]
+    code, out, _ = unmask("eval", run, "--data", f"a={data}", "--data", f"b={data}", *few, "--levels", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and list(found) == ["a", "b"] and found["a"] == found["b"] and len(found["a"]["levels"]) == 2
+    code, out, _ = unmask("eval", run, "--data", data, *few, "--json")
+    assert json.loads(out)["nats_per_token"] == found["a"]["nats_per_token"]
+    code, _, err = unmask("eval", run, "--data", f"a={data}", "--data", "a=x")
+    assert code == 2 and "named twice" in err
 
 
 #: What a verb does at the moment of the signal: it sleeps instead.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.models import families
 from tests.sampling.reference import EOS, MASK, tiny
 from tests.sampling.test_drivers import Stub
 from unmask.errors import UserError
@@ -115,6 +116,23 @@ def test_the_cache_changes_nothing_but_the_work(decoding, windows, monkeypatch):
     assert sum(rows) > 2 * work
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_family_can_be_batched_and_cached(family, dtype):
+    """Experts, windows and grouped heads; in half precision rounding decides, so there only that it runs."""
+    aligned = {"moe_intermediate_size": 16} if "moe" in family else {}  # for torch's grouped matrix product
+    model = families.tiny(family, dtype, **aligned)
+    prompts = [[4, 5, 6], [7] * 10]
+    options = {"decoding": Decoding("block", 4, False), "length": 11, "threshold": 0.1}
+    together = sample(model, None, prompts, **options)
+    assert all(len(one.token) == 11 and families.MASK not in one.token for one in together)
+    if dtype == "float64":
+        assert [one.token for one in together] == [sample(model, None, one, **options).token for one in prompts]
+        assert [one.token for one in together] == [
+            one.token for one in sample(model, None, prompts, cache=False, **options)
+        ]
+
+
 def test_ctrl_c_keeps_what_every_text_has():
     model, _ = tiny()
 
@@ -133,7 +151,10 @@ def test_mistakes_are_told_before_the_first_pass():
     model, _ = tiny()
     model.config.max_position_embeddings = 20
     block = {"decoding": Decoding("block", 4, False)}
-    with pytest.raises(UserError, match="15 tokens given and 6 to fill do not fit the model's 20 positions; shorten"):
+    with pytest.raises(
+        UserError,
+        match="prompt 2: sample: a text of 21 tokens, 6 of them to fill, does not fit the model's 20 positions",
+    ):
         sample(model, None, [[1], [2] * 15], length=6, **block)
     assert len(sample(model, None, [[2] * 14], length=6, **block)[0].token) == 6
     with pytest.raises(UserError, match="num_samples=2 gives a list: write the prompt in one"):

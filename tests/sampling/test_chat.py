@@ -118,7 +118,7 @@ def test_what_is_too_long_is_told_and_the_chat_goes_on(opened, monkeypatch, caps
     opened.model.config.max_position_embeddings = 20
     questions = f"{'w1 ' * 12}\nw2\nw3\nw4\n"
     out, err = said(monkeypatch, capsys, questions, "length=5")
-    assert "do not fit the model's 20 positions" in err and "the oldest messages are left out" in err
+    assert "does not fit the model's 20 positions" in err and "the oldest messages are left out" in err
     assert len(out.splitlines()) == 3
 
 

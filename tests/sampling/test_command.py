@@ -136,6 +136,8 @@ def test_refusals(opened, monkeypatch):
         run("run", ["length=5"], [Asked([1])], stream=True, as_json=True)
     with pytest.raises(UserError, match="length=5 has no effect here: it needs a prompt"):
         run("run", ["length=5"], [Asked(Fill(([1], [2]), (3,)))])
+    with pytest.raises(UserError, match="p.txt:7: sample: the prompt or suffix holds token id 99"):
+        run("run", ["length=5"], [Asked([1], where="p.txt:3"), Asked([99], where="p.txt:7")])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="sample runs in one process"):
         run("run", [], [Asked([1])])

@@ -59,7 +59,7 @@ class Evaluation:
         for level in self.by_level(levels):
             span = f"{level.start:.2f} to {level.stop:.2f}"
             error = "" if level.blocks < 2 else f" +- {level.standard_error:.4f}"
-            lines.append(f"  {span}   {level.nats_per_token:.4f}{error:<14} {level.blocks:>9,} {level.share:>9.1%}")
+            lines.append(f"  {span}   {level.nats_per_token:.4f}{error:<15} {level.blocks:>8,} {level.share:>9.1%}")
         return "\n".join(lines)
 
 

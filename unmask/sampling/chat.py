@@ -118,6 +118,8 @@ def talk(
         try:
             text = input("> " if typing else "").strip()
         except EOFError:
+            if typing:
+                print(file=sys.stderr)
             return
         except KeyboardInterrupt:
             if not typing:

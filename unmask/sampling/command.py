@@ -54,7 +54,8 @@ def run(
     single = len(wanted) * session.options.num_samples == 1
     if stream and (as_json or not single):
         raise UserError("--stream prints the text of one sample as it is written; for several, or JSON, leave it out")
-    works = session.works([one.prompt for one in wanted], [one.suffix for one in wanted])
+    names = [one.where for one in wanted] if wanted[0].where else []
+    works = session.works([one.prompt for one in wanted], [one.suffix for one in wanted], names)
     console = Console(stderr=True, highlight=False)
     watching = single and console.is_terminal and not as_json and session.tokenizer is not None
     if stream and not (watching and sys.stdout.isatty()):

@@ -52,16 +52,17 @@ class Options(Section):
     def refuse_unused(self, method: str) -> None:
         """UserError for an option that plays no part in this sampling; of a sampler of one's own nothing is known."""
         needs = {}
+        known = method in ("block", "full") and self.strategy in STRATEGIES
         if method == "causal":
             fills = ("block_size", "strategy", *OWN.values(), "steps")
             needs = dict.fromkeys(fills, "a sampler that fills masks, not method=causal")
-        elif self.strategy in STRATEGIES:
+        elif known:
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
         if method == "full":
             needs["cache"] = "clean blocks that can be kept, which method=full has not"
         if self.temperature == 0:
             needs["top_p"] = "a temperature above 0"
-            if method == "causal" or (method in ("block", "full") and self.strategy in STRATEGIES[:-1]):
+            if method == "causal" or (known and self.strategy != "random"):
                 needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
         for option, need in needs.items():
             value = getattr(self, option)

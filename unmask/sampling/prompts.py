@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class Asked:
 
     prompt: Prompt
     suffix: Given | None = None
+    #: file:line, of a prompt from a file.
+    where: str = field(default="", compare=False)
 
     @property
     def texts(self) -> bool:
@@ -99,7 +101,7 @@ def _records(path: Path, content: bytes, suffix: str | None) -> Iterator[Asked]:
         if not text.strip():
             continue
         if path.suffix.lower() not in JSONL:
-            yield Asked(text, suffix)
+            yield Asked(text, suffix, where)
             continue
         try:
             record = json.loads(text)
@@ -112,27 +114,25 @@ def _records(path: Path, content: bytes, suffix: str | None) -> Iterator[Asked]:
 def _record(record: Any, where: str, suffix: str | None) -> Asked:
     if not isinstance(record, dict):
         raise UserError(f'{where}: a record is an object, such as {{"prompt": "Once"}}, not {record!r}')
-    given = {field: record[field] for field in FIELDS if record.get(field) is not None}
-    for field, value in given.items():
-        good = isinstance(value, str) if FIELDS[field] else _are_ids(value)
+    given = {name: record[name] for name in FIELDS if record.get(name) is not None}
+    for name, value in given.items():
+        good = isinstance(value, str) if FIELDS[name] else _are_ids(value)
         if not good:
-            raise UserError(
-                f'{where}: "{field}" is {"text" if FIELDS[field] else "a list of token ids"}, not {value!r}'
-            )
+            raise UserError(f'{where}: "{name}" is {"text" if FIELDS[name] else "a list of token ids"}, not {value!r}')
     if len(given.keys() & {"prompt", "prompt_ids", "fill"}) != 1:
         raise UserError(f'{where}: a record has one of "prompt", "prompt_ids" and "fill"; it has {_names(record)}')
     if "fill" in given:
         if len(given) > 1:
             raise UserError(f'{where}: "fill" says itself what comes after its holes; leave the suffix out')
         try:
-            return Asked(Fill.parse(given["fill"]))
+            return Asked(Fill.parse(given["fill"]), where=where)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     kind = "prompt" if "prompt" in given else "prompt_ids"
     after = given.get(kind.replace("prompt", "suffix"))
     if len(given) > 1 and after is None:
         raise UserError(f"{where}: give prompt and suffix both as text or both as ids")
-    return Asked(given[kind], suffix if after is None and kind == "prompt" else after)
+    return Asked(given[kind], suffix if after is None and kind == "prompt" else after, where)
 
 
 def _are_ids(value: Any) -> bool:

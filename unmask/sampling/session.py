@@ -66,6 +66,8 @@ class Session:
     ):
         if not isinstance(model, PreTrainedModel):
             raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
+        if model.get_output_embeddings() is None:
+            raise UserError(f"sample: {type(model).__name__} has no output projection; load the model for causal LM")
         if decoding is not None and not isinstance(decoding, Decoding):
             what = "decoding is the objective's, load(folder).objective.decoding"
             raise UserError(f"sample: {what}, not {_kind(decoding)}")
@@ -89,12 +91,21 @@ class Session:
 
     # prompts
 
-    def works(self, prompts: Sequence[Prompt], suffixes: Sequence[Given | None]) -> list[Work]:
-        """A Work for every sample of every prompt, in order; UserError for a prompt that cannot be one."""
+    def works(
+        self, prompts: Sequence[Prompt], suffixes: Sequence[Given | None], names: Sequence[str] = ()
+    ) -> list[Work]:
+        """A Work for every sample of every prompt, in order; UserError for a prompt that cannot be one.
+
+        names: where each prompt is from, for that error; of several without names, it tells the number.
+        """
         made = []
         for place, (prompt, suffix) in enumerate(zip(prompts, suffixes, strict=True)):
             for number in range(self.options.num_samples):
-                canvas = self.canvas(prompt, suffix)
+                try:
+                    canvas = self.canvas(prompt, suffix)
+                except UserError as error:
+                    name = names[place] if names else f"prompt {place + 1}" if len(prompts) > 1 else ""
+                    raise UserError(f"{name}: {error}" if name else str(error)) from None
                 made.append(Work(canvas, self._never[not canvas.ends], place, number))
         return made
 
@@ -115,10 +126,9 @@ class Session:
             canvas = infill(parts, fill.holes, filler, block_size=size)
         limit = getattr(self.model.config, "max_position_embeddings", None)
         if limit is not None and len(canvas) > limit:
-            given, wanted = sum(map(len, parts)), sum(fill.holes)
             raise UserError(
-                f"sample: {given:,} tokens given and {wanted:,} to fill do not fit the model's {limit:,} positions; "
-                f"shorten the text, or lower length"
+                f"sample: a text of {len(canvas):,} tokens, {sum(fill.holes):,} of them to fill, does not fit the "
+                f"model's {limit:,} positions; shorten it, or lower length"
             )
         return canvas
 

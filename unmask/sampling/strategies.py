@@ -16,23 +16,16 @@ order, H the entropies of the predicted distributions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from unmask.registry import Registry
 from unmask.sampling.choice import Candidates
-
-if TYPE_CHECKING:
-    from unmask.sampling.options import Options
+from unmask.sampling.options import STRATEGIES, Options
 
 strategies = Registry(
-    "strategy",
-    {name: f"unmask.sampling.strategies:{name}" for name in
-     ("low_confidence", "threshold", "dynamic", "entropy", "margin", "random")},
-    group="unmask.strategies",
-)  # fmt: skip
+    "strategy", {name: f"unmask.sampling.strategies:{name}" for name in STRATEGIES}, group="unmask.strategies"
+)
 
 
 def low_confidence(candidates: Candidates, quota: int, options: Options) -> Tensor:
