@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unmask.data import Dataset, arrays, dataset_from, open_dataset, prepare
+from unmask.data import Dataset, Reading, arrays, dataset_from, open_dataset, prepare
 from unmask.errors import UserError
 
 RECORDS: list[dict[str, Any]] = [
@@ -186,12 +186,15 @@ def test_a_saved_hugging_face_dataset(tmp_path: Path, tokenizer: Any, expected: 
 
 
 def test_columns_of_structures_lose_the_fields_that_other_rows_brought(tmp_path: Path) -> None:
-    from unmask.data.reading import Reading
-    from unmask.data.sources import read_files
+    from datasets import Dataset as Table
+
+    from unmask.data.sources import read_files, read_records
 
     messages = [[{"role": "user", "content": "a"}], [{"role": "assistant", "tool_calls": [{"name": "f"}]}]]
     file = parquet(tmp_path / "a.parquet", [{"messages": one} for one in messages])
     assert [item.data["messages"] for item in read_files([file], Reading())] == messages  # type: ignore[union-attr]
+    table = Table.from_list([{"messages": one} for one in messages])
+    assert [item.data["messages"] for item in read_records(table, Reading())] == messages  # type: ignore[union-attr]
 
 
 def test_numpy_arrays(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,14 +99,14 @@ def _records(batches: Any, rows: int, path: Path, done: int, size: int) -> Itera
         share = batch.nbytes // max(batch.num_rows, 1)
         for row in batch.to_pylist():
             read = done + size * (number + 1) // rows
-            yield Record(_without_nulls(row), f"{path}, row {number}", read, share)
+            yield Record(without_nulls(row), f"{path}, row {number}", read, share)
             number += 1
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Columns give every struct every field that some row has: a field that is null here was not written here."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], dict | list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from unmask.data.arrays import read_bin, read_megatron, read_npy
-from unmask.data.arrow import is_saved_dataset, read_parquet, read_saved_dataset, size_of_folder
+from unmask.data.arrow import is_saved_dataset, read_parquet, read_saved_dataset, size_of_folder, without_nulls
 from unmask.data.reading import Reading
 from unmask.data.records import PIECE, Bad, Item, Record, joined, split
 from unmask.errors import UserError
@@ -142,7 +142,9 @@ def read_records(records: Iterable[object], reading: Reading) -> Iterator[Item]:
     """The documents of texts and records in memory, such as a list or a datasets.Dataset."""
     _refuse_settings({"records"}, reading)
     for number, record in enumerate(records):
-        data = {"text": record} if isinstance(record, str) else record
+        data: object = {"text": record} if isinstance(record, str) else record
+        if hasattr(records, "features"):  # a datasets.Dataset, in columns
+            data = without_nulls(data)
         yield Record(data, f"record {number}")
 
 
