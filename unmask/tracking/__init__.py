@@ -38,12 +38,16 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker is told when a run starts: its folder, the step it starts after, its length and its config."""
+    """What a tracker is told when a run starts: its folder, the step it starts after, its length and its config.
+
+    logged: the last step of each kind of record that the log had, before a run that goes on cut it back to `step`.
+    """
 
     path: Path
     step: int
     steps: int
     config: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, int] = field(default_factory=dict)
 
 
 class Tracker(Protocol):

@@ -1,7 +1,8 @@
 """A tracker in a thread of its own: the training neither waits for it nor ends with it.
 
-Records pass through a queue. The first exception ends the tracker and is told once; what it had not written is in the
-log, from which a tracker that follows it catches up when the run goes on.
+Everything passes through a queue, the start too: a server that does not answer holds up no step. The first exception
+ends the tracker and is told once; what it had not written is in the log, from which a tracker that follows it catches
+up when the run goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from unmask.errors import UserError
 from unmask.tracking import Record, Start, Tracker
 
 #: Seconds that the end of a run waits for what is still to be written.
@@ -28,23 +28,17 @@ class Background:
         self._told = False
 
     def start(self, run: Start) -> None:
-        """Start the tracker here and now, so that what is wrong with it is known before the first step."""
         self._error, self._told = None, False
-        try:
-            self.tracker.start(run)
-        except UserError:
-            raise
-        except Exception as error:  # whatever a library or its server comes up with
-            self._error = error
-            return
+        self._queue = SimpleQueue()
+        self._queue.put(lambda: self.tracker.start(run))
         self._thread = threading.Thread(target=self._work, name=f"unmask-{self.name}", daemon=True)
         self._thread.start()
 
     def log(self, record: Record) -> None:
         self._tell()
         if self._error is None:
-            # A copy: callbacks may change the record that they are given.
-            self._queue.put(lambda kept=dict(record): self.tracker.log(kept))  # type: ignore[misc]
+            kept = dict(record)  # callbacks may change the record that they are given
+            self._queue.put(lambda: self.tracker.log(kept))
 
     def message(self, text: str) -> None:
         if self._error is None:

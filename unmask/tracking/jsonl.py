@@ -78,6 +78,11 @@ def read(path: Path) -> list[Record]:
     return found
 
 
+def reached(path: Path) -> dict[str, int]:
+    """The last step of each kind of record in a log; nothing where there is no log yet."""
+    return {record["kind"]: record["step"] for record in read(path)} if path.exists() else {}
+
+
 def _again(record: Record, kind: str, step: int) -> bool:
     """Whether `record` is of a history that was left: a step's evaluations follow the step."""
     return record["step"] > step or (record["step"] == step and kind == "step")

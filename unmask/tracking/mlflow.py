@@ -7,6 +7,7 @@ in its folder, and asked how far it came.
 from __future__ import annotations
 
 import json
+import logging
 import time as clock
 from typing import Any
 
@@ -38,6 +39,7 @@ class MLflow(Following):
     def open(self, run: Start) -> dict[str, int]:
         from mlflow import MlflowClient
 
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells how it makes its tables
         uri = self.options.uri or f"sqlite:///{run.path.resolve() / 'mlflow.db'}"
         self._client: Any = MlflowClient(uri)
         self._pending: list[Any] = []

@@ -1,7 +1,8 @@
 """Weights & Biases: a run of `log.options.wandb.project`, offline unless `mode: online`.
 
 Offline files lie in `<run>/wandb`; `wandb sync <run>/wandb/offline-run-*` uploads them. A run that goes on keeps its
-id. W&B takes the steps of a run in increasing order only and drops what it has, so nothing is there twice.
+id. The step is a number like the others, and the axis of all: W&B's own counter takes no step after a later one, and an
+evaluation may come after a resume. Offline W&B cannot say how far it came; the log can, as it was before the resume.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ class WeightsAndBiases(Following):
             settings=wandb.Settings(console="off", silent=True),
             reinit="create_new",
         )
-        # Online it knows how far it came; offline what was written before lies in files of its own.
-        reached = run.step if known and options.mode == "offline" else self._run.starting_step - 1
-        return {"step": reached, "evaluation": reached}
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        last = self._run.summary.get("step")
+        return {} if not known else run.logged if last is None else {**run.logged, "step": int(last)}
 
     def write(self, step: int, numbers: dict[str, float], time: float | None) -> None:
-        self._run.log(numbers, step=step)
+        self._run.log({"step": step, **numbers})
 
     def close(self) -> None:
         self._run.finish()

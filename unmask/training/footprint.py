@@ -26,21 +26,28 @@ from unmask.training import activations, optimizers
 from unmask.training.setup import Run
 from unmask.training.speed import memory
 
+#: Of what lives for a while, the part that glibc's malloc was measured to keep besides: a quarter to the whole.
+KEPT = 0.5
+
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device. activations: of the largest micro-batch, with everything else that lives only for a while;
-    process: what a CPU process holds besides (libraries, data); 0 on a GPU, whose memory is counted by itself."""
+    """Bytes on one device. activations: of the largest micro-batch, with everything else that lives only for a while.
+
+    On a CPU also allocator, an allowance for what malloc keeps after tensors have gone, and process, what is in memory
+    besides (libraries, data); on a GPU both are 0, for its peak is that of the tensors alone.
+    """
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
+    allocator: int
     process: int
 
     @property
     def peak(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.process
+        return sum(vars(self).values())
 
 
 class Ledger(TorchDispatchMode):
@@ -110,25 +117,28 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
             ledger.enter(each)
         held = ledger.live
         optimizer = optimizers.build(run.model, run.config.optimizer)
-        for _ in range(2):  # the first has no optimiser state yet
-            ledger.peak = 0
-            for _ in range(min(2, len(micro))):  # from the second on gradients are added up
-                with run.arithmetic():
-                    terms = row_model(batch, run.objective)
-                (terms.sum / (batch.count or 1.0)).backward()
-                del terms
-            gradients = sum(_size(each.grad) for each in parameters if each.grad is not None)
-            try:
-                optimizer.step()
-            except DataDependentOutputException:
-                return None
-            states = sum(_size(value) for state in optimizer.state.values() for value in state.values())
+        trained = [each for each in parameters if each.requires_grad]
+        for each in trained:
+            each.grad = torch.zeros_like(each)
+        gradients = sum(map(_size, trained))
+        try:
+            optimizer.step()  # makes its state
+        except DataDependentOutputException:
+            return None
+        states = sum(_size(value) for state in optimizer.state.values() for value in state.values())
+        if len(micro) == 1:  # else those of one micro-batch are there when the next one's are added
             optimizer.zero_grad(set_to_none=True)
+        ledger.peak = ledger.live
+        with run.arithmetic():
+            terms = row_model(batch, run.objective)
+        (terms.sum / (batch.count or 1.0)).backward()
+        optimizer.step()
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
     temporary = max(0, ledger.peak - held - gradients - states) + passing
-    process = max(0, resident - held) if run.device.type == "cpu" else 0
-    return Footprint(held, gradients, states, temporary, process)
+    if run.device.type != "cpu":
+        return Footprint(held, gradients, states, temporary, 0, 0)
+    return Footprint(held, gradients, states, temporary, round(KEPT * temporary), max(0, resident - held))
 
 
 def _size(value: Any) -> int:

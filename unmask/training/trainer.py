@@ -25,6 +25,7 @@ from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, mesh
 from unmask.rows import Document, Rows, flops
 from unmask.tracking import Record, Start, Tracker
+from unmask.tracking.jsonl import reached
 from unmask.training import activations, optimizers, schedules, setup
 from unmask.training import record as records
 from unmask.training.batches import grouped, micro_batches
@@ -242,7 +243,8 @@ class Trainer:
 
     @contextmanager
     def _tracking(self) -> Iterator[None]:
-        start = Start(self.run.path, self.step, self.steps, self.config.model_dump(mode="json"))
+        logged = reached(self.run.path / "log.jsonl") if self.mesh.first else {}
+        start = Start(self.run.path, self.step, self.steps, self.config.model_dump(mode="json"), logged)
         try:
             for tracker in self._trackers:
                 tracker.start(start)
