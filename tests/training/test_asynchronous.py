@@ -9,7 +9,9 @@ import time
 import pytest
 import torch
 
+from tests.parallel.processes import Launched, write_config
 from tests.training.tiny import losses, stop_at, train, weights
+from unmask import Config, Trainer
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
 from unmask.training.checkpoint import Checkpoints
@@ -115,6 +117,25 @@ def test_what_fails_in_the_background_ends_the_run_in_a_sentence(tmp_path, monke
     assert step[-1] == 5  # told at the next step, not at the next save
     assert layout.saved_steps(tmp_path) == [2] and not list(tmp_path.glob(".step-*"))
     layout.verify(layout.step_folder(tmp_path, 2))
+
+
+def test_a_kill_while_it_is_written_harms_nothing(tmp_path):
+    """SIGKILL as soon as a hidden folder is seen: what has a name is whole, and the same command goes on from it."""
+    settings = write_config(tmp_path, "checkpoint.asynchronous=true", "checkpoint.every=1", "checkpoint.keep=3")
+    with Launched(settings, 1, "training.steps=5000") as launched:
+        launched.until(4)
+        over = time.monotonic() + 60
+        while not list(launched.run.glob(".step-*.tmp")) and time.monotonic() < over:
+            time.sleep(0.001)
+        launched.processes[0].kill()
+        launched.processes[0].wait()
+    saved = layout.saved_steps(launched.run)
+    assert len(saved) >= 3
+    for step in saved:
+        layout.verify(layout.step_folder(launched.run, step))
+    config = Config.load(settings, [f"training.steps={saved[-1] + 2}", "log.console=none"])
+    assert Trainer(config=config).train().step == saved[-1] + 2
+    assert not list(launched.run.glob(".step-*"))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

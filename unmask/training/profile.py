@@ -61,7 +61,7 @@ class Profile:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
         try:
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(self.folder / f"trace-{self.name}.json"))
             if self.config.memory:
                 self._write_memory(profiler)

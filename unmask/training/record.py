@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from unmask.config import Config, apply_override
 from unmask.data.sources import exists
-from unmask.errors import UserError
+from unmask.errors import UserError, as_path
 
 if TYPE_CHECKING:
     from unmask.training.setup import Run
@@ -158,11 +159,13 @@ def given(
     return repeat.config, repeat
 
 
-def again(source: Path, overrides: list[str], out: Path | None = None) -> Repeat:
+def again(source: str | Path, overrides: Sequence[str] = (), out: str | Path | None = None) -> Repeat:
     """The run in the folder `source`, with `overrides`, in a folder of its own (`out`, or SOURCE-again).
 
-    UserError when the folder holds no record, or its data or model are no longer where they were.
+    `Trainer(repeat=again(...)).train()` makes it. UserError when the folder holds no record, or its data or model are no
+    longer where they were.
     """
+    source = as_path(source, "a run to repeat")
     source = source.parent if source.name.startswith("step-") and not (source / FILE).exists() else source
     starts = _read(source / FILE)["starts"]
     start = starts[-1]
