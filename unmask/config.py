@@ -216,6 +216,14 @@ class ParallelConfig(Section):
             if getattr(self, axis) != 1:
                 raise UserError(f"parallel.{axis}={getattr(self, axis)}: not in this version of unmask; set it to 1")
         blocks, node = self.block_parallel_size, self.node_size
+        if blocks == 1:
+            for key in ("placement", "exchange", "node_size", "speeds"):
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"parallel.{key}={value} has no effect with block_parallel_size=1: leave it out, or give a "
+                        f"pack several ranks"
+                    )
         if "+" in self.exchange and (node is None or not 1 < node < blocks or blocks % node):
             raise UserError(
                 f"parallel.exchange={self.exchange} needs parallel.node_size, a divisor of "

@@ -38,6 +38,8 @@ def refused(path, *overrides, sentence, **options):
         (["optimizer.muon_learning_rate=0.1"], "optimizer.muon_learning_rate=0.1 has no effect"),
         (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
+        (["parallel.placement=csbp"], "parallel.placement=csbp has no effect with block_parallel_size=1"),
+        (["parallel.speeds=measured"], "parallel.speeds=measured has no effect with block_parallel_size=1"),
         (["objective.window=[0.3, 0.8]"], "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
     ],
 )
