@@ -162,8 +162,8 @@ def given(
 def again(source: str | Path, overrides: Sequence[str] = (), out: str | Path | None = None) -> Repeat:
     """The run in the folder `source`, with `overrides`, in a folder of its own (`out`, or SOURCE-again).
 
-    `Trainer(repeat=again(...)).train()` makes it. UserError when the folder holds no record, or its data or model are no
-    longer where they were.
+    `Trainer(repeat=again(...)).train()` makes it. UserError when the folder holds no record, or its data or model are
+    no longer where they were.
     """
     source = as_path(source, "a run to repeat")
     source = source.parent if source.name.startswith("step-") and not (source / FILE).exists() else source
