@@ -87,7 +87,8 @@ def run(command: str, folder: Path) -> tuple[int, str]:
 
 
 def numberless(line: str) -> str:
-    return NUMBER.sub("#", line).strip()
+    """Columns are as wide as what they hold: runs of spaces count as one."""
+    return re.sub(r"\s+", " ", NUMBER.sub("#", line)).strip()
 
 
 def missing(shown: list[str], said: str) -> str | None:
