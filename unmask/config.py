@@ -447,14 +447,21 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
 
 def keys() -> dict[str, Any]:
     """Every key of a config as a user writes it, options of the objectives among them, and what it may hold."""
-    found: dict[str, Any] = {}
-    for name, section in Config.model_fields.items():
-        fields = {key: field for key, field in _section(section.annotation).model_fields.items() if not field.exclude}
-        found |= {f"{name}.{key}": field.annotation for key, field in fields.items()}
+    found = dict(_leaves(Config))
     for objective in OWNERS["objective"].names():
         fields = OWNERS["objective"][objective].model_fields
         found |= {f"objective.{key}": field.annotation for key, field in fields.items() if not field.exclude}
     return found
+
+
+def _leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, what it may hold) of everything in a section and the sections in it."""
+    for key, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _leaves(inner, f"{prefix}{key}.")
+        elif not field.exclude:
+            yield prefix + key, inner
 
 
 def _hint(path: str, here: list[str]) -> str:

@@ -81,8 +81,8 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
         micro = [division.local(int(np.argmax(counts)))[1]] * len(micro)
         elsewhere = int((division.rows.block < 0).sum() - (micro[0].block < 0).sum())
     found = footprint(run, micro, max(0, elsewhere))
-    parts = ("parameters", "gradients", "optimizer", "activations", "allocator", "process", "peak")
-    names = ("parameter", "gradient", "optimizer", "activation", "allocator", "process", "peak")
+    parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
+    names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
     return {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
 
 
