@@ -76,8 +76,9 @@ def test_dry_run_plans_and_writes_nothing(settings):
     assert facts["parameters"] == parameters
     # Buffers too: RoPE's four frequencies, twice.
     assert facts["parameter_bytes"] == 4 * (parameters + 8)
-    # AdamW also counts the steps, for each of its tensors.
-    assert 0 <= facts["optimizer_bytes"] - 8 * parameters <= 4 * 32
+    assert facts["gradient_bytes"] == 4 * parameters and facts["optimizer_bytes"] == 8 * parameters
+    parts = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process")
+    assert facts["peak_bytes"] == sum(facts[f"{part}_bytes"] for part in parts)
     assert facts["rows_first_step"] > facts["tokens_per_step"] > facts["labelled_first_step"] > 0
     assert facts["flops_first_step"] > 6 * (parameters - 64 * 32) * facts["tokens_per_step"]
     code, out, _ = unmask("train", settings, "--dry-run")
@@ -220,6 +221,52 @@ def test_a_signal_ends_every_verb_cleanly(settings, verb, number, code):
     _, err = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in err
     assert [path for path in sorted(folder.rglob("*")) if path != folder / "new"] == before
+
+
+def test_runs_are_compared(settings):
+    other = settings.parent / "other"
+    assert unmask("train", settings)[0] == 0
+    assert unmask("train", settings, "optimizer.learning_rate=0.01", f"checkpoint.path={other}")[0] == 0
+    code, out, _ = unmask("compare", settings.parent / "run", other, "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["at"] == 3 and facts["config"] == {"optimizer.learning_rate": [0.0003, 0.01]}
+    assert [run["loss"] for run in facts["runs"]] == [losses(settings.parent / "run")[-1][1], losses(other)[-1][1]]
+    code, out, _ = unmask("compare", settings.parent / "run", settings)
+    assert code == 0 and "best loss" in out
+    code, out, err = unmask("compare", settings.parent / "nothing")
+    assert code == 2 and out == "" and err.count("\n") == 1 and "no such run or config" in err
+
+
+def test_an_export_is_told_in_json(settings):
+    assert unmask("train", settings)[0] == 0
+    code, out, _ = unmask("export", settings.parent / "run", settings.parent / "exported", "--json")
+    facts = json.loads(out)
+    weights = settings.parent / "exported" / "model.safetensors"
+    assert code == 0 and facts["files"]["model.safetensors"] == weights.stat().st_size
+    assert facts["bytes"] == sum(facts["files"].values())
+
+
+def test_recipes_are_listed_printed_and_written(tmp_path):
+    code, out, _ = unmask("recipes")
+    assert code == 0 and len(out.splitlines()) == 10
+    assert set(json.loads(unmask("recipes", "--json")[1])) == {line.split()[0] for line in out.splitlines()}
+    code, out, _ = unmask("recipes", "mdlm")
+    assert code == 0 and yaml.safe_load(out)["objective"] == {"name": "mdlm"}
+    assert unmask("recipes", "mdlm", "--write", tmp_path / "my.yaml")[0] == 0
+    assert (tmp_path / "my.yaml").read_text() == out
+    for arguments, sentence in [
+        (["mdln"], "unknown recipe 'mdln' (did you mean 'mdlm'?)"),
+        (["ar", "--write", tmp_path / "my.yaml"], "is there already"),
+        (["--write", tmp_path / "new.yaml"], "name the recipe to write"),
+    ]:
+        code, out, err = unmask("recipes", *arguments)
+        assert code == 2 and out == "" and err.count("\n") == 1 and sentence in err
+
+
+def test_completion_scripts_are_printed():
+    assert "complete -o default" in unmask("completion", "bash")[1]
+    code, _, err = unmask("completion", "tcsh")
+    assert code == 2 and "unknown shell 'tcsh'" in err
 
 
 def test_unknown_verbs_and_options():

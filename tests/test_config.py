@@ -7,7 +7,7 @@ from typing import Annotated, Union, get_args, get_origin
 import pytest
 
 from unmask import Config, ParallelConfig
-from unmask.config import Section, apply_override
+from unmask.config import Section, apply_override, keys
 from unmask.errors import UserError
 from unmask.objectives import objectives
 from unmask.objectives.block_schedule import Phase
@@ -104,3 +104,40 @@ def test_a_section_may_have_any_whole_float():
         number: int = 3
 
     assert Own.parse({"number": 1e3}).number == 1000
+
+
+@pytest.mark.parametrize(
+    ("tree", "hint"),
+    [
+        ({"learning_rate": 1}, "unknown key 'learning_rate' (did you mean 'optimizer.learning_rate'?)"),
+        ({"training": {"learning_rate": 1}}, "'training.learning_rate' (did you mean 'optimizer.learning_rate'?)"),
+        ({"block_size": 4}, "unknown key 'block_size' (did you mean 'objective.block_size'?)"),
+        ({"training": {"block_size": 4}}, "'training.block_size' (did you mean 'objective.block_size'?)"),
+        ({"log": {"learning_rat": 4}}, "'log.learning_rat' (did you mean 'optimizer.learning_rate'?)"),
+        ({"optimiser": {"name": "adamw"}}, "unknown key 'optimiser' (did you mean 'optimizer'?)"),
+        ({"training": {"stepz": 4}}, "unknown key 'training.stepz' (did you mean 'steps'?)"),
+        ({"model": {"hidden_size": 4}}, "unknown key 'model.hidden_size'; valid here: name, config"),
+        ({"schedule": 3}, "schedule=3: it takes the keys {name, warmup"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_sent_to_its_own(tree, hint):
+    with pytest.raises(UserError) as error:
+        Config.parse(tree, "run.yaml")
+    assert hint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_option_of_a_run_in_the_objective_is_sent_there():
+    with pytest.raises(UserError, match=r"unknown key 'batch_size' \(did you mean 'training.batch_size'\?\)"):
+        objectives["mdlm"].parse({"batch_size": 3}, "objective mdlm")
+
+
+def test_a_key_that_is_there_twice_is_refused_with_its_line(tmp_path):
+    (tmp_path / "run.yaml").write_text("training:\n  steps: 3\nlog: {}\ntraining:\n  seed: 1\n")
+    with pytest.raises(UserError, match="run.yaml:4: not valid YAML: 'training' is there twice"):
+        Config.load(tmp_path / "run.yaml")
+
+
+def test_keys_are_all_keys_and_the_options_of_objectives():
+    known = keys()
+    assert {"optimizer.learning_rate", "log.trackers", "objective.block_size", "objective.eps"} <= set(known)
+    assert "objective.mask_token_id" not in known

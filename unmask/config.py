@@ -6,6 +6,7 @@ is checked by the objective itself (each is a pydantic model of its own), so plu
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -434,6 +435,8 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
         text = f"unknown key {path!r}{_hint(path, known)}; valid here: {', '.join(known)}"
     elif first["type"] == "value_error":
         text = f"{path + ': ' if path else ''}{first['ctx']['error']}"
+    elif first["type"] == "model_type":
+        text = f"{path}={first['input']!r}: it takes the keys {type_name(_annotation(root, keys[0]))}"
     elif first["type"] == "missing":
         text = f"{path} is missing"
     elif not path:
@@ -468,12 +471,11 @@ def _hint(path: str, here: list[str]) -> str:
     """A hint for an unknown key: the same name in another section, a similar name in this one, then in any."""
     last, elsewhere = path.split(".")[-1], list(keys())
     same = [key for key in elsewhere if key.split(".")[-1] == last and key != path]
-    hint = f" (did you mean {same[0]!r}?)" if same else nearest(last, here)
-    if not hint:
-        similar = nearest(last, [key.split(".")[-1] for key in elsewhere])
-        found = next((key for key in elsewhere if f"{key.split('.')[-1]!r}" in similar), None)
-        hint = f" (did you mean {found!r}?)" if found else ""
-    return hint
+    if same:
+        return f" (did you mean {same[0]!r}?)"
+    similar = difflib.get_close_matches(last, [key.split(".")[-1] for key in elsewhere], n=1, cutoff=0.8)
+    found = [key for key in elsewhere if key.split(".")[-1] in similar]
+    return nearest(last, here) or (f" (did you mean {found[0]!r}?)" if found else "")
 
 
 def _key(root: Any, path: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -50,10 +50,12 @@ def trackio(run):
 
 def wandb(run):
     """Every history record of the run's offline files, in order."""
+    import wandb as library
     from wandb.proto.wandb_internal_pb2 import Record
 
+    library.teardown()  # as a program's end does: its service then has written everything
     key = json.loads((run / "trackers.json").read_text())["wandb"]
-    files = sorted(run.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb"))
+    files = sorted(run.glob(f"wandb/offline-run-*-{key}*/run-{key}.wandb"))
     assert files
     found = {}
     for file in files:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unmask.doctor import machine, packages
-from unmask.doctor.trial import trial
+from unmask.doctor import machine, packages, trial
 
 
 def examine(folder: Path) -> dict[str, Any]:
@@ -17,7 +16,7 @@ def examine(folder: Path) -> dict[str, Any]:
         return {**found, "problems": broken, "advice": []}
     devices = machine.devices()
     disk, full = machine.disk(folder)
-    tried, failed = trial()
+    tried, failed = trial.attempt()
     found |= {"cpu": machine.cpu(), "devices": devices, "distributed": machine.distributed(), "disk": disk}
     return {
         **found,
@@ -52,6 +51,8 @@ def _lines(values: dict[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict) and "for" in value:  # a package or a program
+        return f"{value.get('version') or value.get('path') or 'missing'}, {value['for']}"
     if isinstance(value, dict):
         return ", ".join(f"{key.replace('_', ' ')} {_shown(each)}" for key, each in value.items())
     if isinstance(value, bool):

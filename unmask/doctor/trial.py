@@ -22,7 +22,7 @@ MODEL = {
 }
 
 
-def trial() -> tuple[dict[str, Any], list[str]]:
+def attempt() -> tuple[dict[str, Any], list[str]]:
     """Facts of the trial, and a sentence where it failed."""
     try:
         return _trained(), []
