@@ -24,7 +24,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from unmask import completion as complete
-from unmask.errors import UserError
+from unmask.errors import UserError, disk_refusal
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
@@ -62,12 +62,15 @@ def main() -> None:
         else:
             print(f"unmask: {error}" if _rank() == 0 else f"unmask (rank {_rank()}): {error}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:  # a disk that is full or read-only, a file without permission
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"unmask: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # a disk that is full or read-only, a file without permission
+        refusal = disk_refusal(error)
+        if refusal is None:
+            raise
+        file = getattr(error, "filename", None)
+        print(f"unmask: {file}: {refusal}" if file else f"unmask: {refusal}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _rank() -> int:
