@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask import tracking
+from unmask.attention.plan import choose_backend
 from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
@@ -108,6 +109,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
     device = device_of(config)
+    choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.training.seed)
