@@ -30,7 +30,6 @@ from unmask.config import Config
 from unmask.objectives import build
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 #: Pages whose blocks are run; each starts from the folder that the README leaves.
 RUN = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 PAGES = [*RUN, "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -148,14 +147,6 @@ def test_every_block_runs(page: str, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "clone"
     shutil.copytree(clone, folder)
     run_page(page, folder)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_trains(path: Path, clone: Path, tmp_path: Path) -> None:
-    small = f"training.steps=1 evaluation.packs=1 checkpoint.path={tmp_path / 'run'}"
-    code, said = run(f"unmask train recipes/{path.name} {small}", clone)
-    assert code == 0 and "nats per token" in said and "trained 1 steps" in said, said
-    assert f"recipes/{path.name}" in path.read_text(encoding="utf-8"), "the command in its head"
 
 
 @pytest.mark.parametrize("page", PAGES)

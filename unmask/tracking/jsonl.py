@@ -62,7 +62,7 @@ def read(path: Path) -> list[Record]:
         if not line.strip() or number == len(lines):  # a line is finished by its newline
             continue
         try:
-            record = {key: _number(value) for key, value in json.loads(line).items()}
+            record: Record = {key: _number(value) for key, value in json.loads(line).items()}
             kind, step = record["kind"], int(record["step"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path}:{number}: not a record of a run's log") from None
