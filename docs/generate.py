@@ -20,7 +20,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from unmask.config import Config, ObjectiveConfig, type_name
+from unmask.config import Config, ObjectiveConfig, Section, type_name
+from unmask.data import Reading
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 from unmask.tracking import trackers
@@ -68,11 +69,14 @@ def default(value: Any) -> str:
 
 
 def rows(model: type[BaseModel], prefix: str = "") -> list[list[str]]:
-    """[key, type, default, meaning] of every field."""
+    """[key, type, default, meaning] of every field; of a section inside, its fields."""
     meaning = comments(model)
     table = []
     for name, field in model.model_fields.items():
         if field.exclude:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            table += rows(field.annotation, f"{prefix}{name}.")
             continue
         kind = ", ".join(filter(None, [type_name(field.annotation), limits(field.metadata)]))
         value = default(field.get_default(call_default_factory=True))
@@ -111,6 +115,10 @@ def sampler_options() -> str:
     return markdown(rows(Options), ("option", "takes", "default", "meaning"))
 
 
+def reading_options() -> str:
+    return markdown(rows(Reading), ("option", "takes", "default", "meaning"))
+
+
 def parallelism() -> str:
     """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
     sys.path.insert(0, str(DOCS.parent))
@@ -135,6 +143,7 @@ TABLES = {
     "objectives": objective_options,
     "sampler": sampler_options,
     "trackers": tracker_options,
+    "reading": reading_options,
     "parallelism": parallelism,
 }
 

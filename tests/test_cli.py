@@ -74,10 +74,10 @@ def test_dry_run_plans_and_writes_nothing(settings):
     # Embedding (tied); per layer q and o, k and v, the MLP, two norms of the layer, two of the heads; the last norm.
     parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
     assert facts["parameters"] == parameters
-    # The inverse frequencies of rotary embeddings are no parameters, but as large.
-    assert 4 * parameters <= facts["parameter_bytes"] < 4.01 * parameters
+    # Buffers too: RoPE's four frequencies, twice.
+    assert facts["parameter_bytes"] == 4 * (parameters + 8)
     assert facts["gradient_bytes"] == 4 * parameters and facts["optimizer_bytes"] == 8 * parameters
-    parts = ("parameter", "gradient", "optimizer", "activation", "allocator", "process")
+    parts = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process")
     assert facts["peak_bytes"] == sum(facts[f"{part}_bytes"] for part in parts)
     assert facts["rows_first_step"] > facts["tokens_per_step"] > facts["labelled_first_step"] > 0
     assert facts["flops_first_step"] > 6 * (parameters - 64 * 32) * facts["tokens_per_step"]
@@ -152,7 +152,19 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
     code, out, _ = unmask("sample", run, "length=2", "--prompt-ids", "3 1 4", "--suffix-ids", "5 9")
     assert code == 0 and out.startswith("3 1 4 ") and out.endswith(" 5 9\n") and len(out.split()) == 7
     assert unmask("sample", run, "length=4")[0] == 0
+    (settings.parent / "prompts.jsonl").write_text('{"prompt_ids": [3, 1, 4]}\n{"prompt_ids": [9]}\n')
+    code, out, _ = unmask("sample", run, "length=5", "--prompts", settings.parent / "prompts.jsonl", "--json")
+    assert code == 0 and [json.loads(line)["prompt"] for line in out.splitlines()] == [0, 1]
+    assert json.loads(out.splitlines()[0])["tokens"] == shown[3:]
+    code, out, _ = unmask("sample", run, "length=5", "--prompt-ids", "3 1 4", "--stream")
+    assert code == 0 and out == " ".join(map(str, shown)) + "\n"
     for arguments, sentence in [
+        (["--chat"], "has no tokeniser, and a chat is text"),
+        (["--chat", "--prompt-ids", "3"], "--chat answers what it is told: leave --prompt-ids out"),
+        (["--system", "text"], "--system and --chat-template are for --chat"),
+        (["--prompts", "missing"], "missing: cannot be read"),
+        (["--stream", "--json"], "--stream prints the text of one sample"),
+        (["--fill", "text"], "'text' has no hole"),
         (["--prompt-ids", "3 x"], "--prompt-ids '3 x': write token ids"),
         (["--prompt-ids", "3", "--suffix", "y"], "give prompt and suffix as text"),
         (["--prompt", "text"], "this model has no tokeniser"),
@@ -163,11 +175,24 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
         assert code == 2 and out == "" and err.count("\n") == 1 and sentence in err
 
 
+def test_several_sets_are_evaluated_by_name(settings):
+    run, data = settings.parent / "run", settings.parent / "data.jsonl"
+    assert unmask("train", settings, "training.steps=1")[0] == 0
+    few = ["--packs", "2", "--pack-tokens", "64"]
+    code, out, _ = unmask("eval", run, "--data", f"a={data}", "--data", f"b={data}", *few, "--levels", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and list(found) == ["a", "b"] and found["a"] == found["b"] and len(found["a"]["levels"]) == 2
+    code, out, _ = unmask("eval", run, "--data", data, *few, "--json")
+    assert json.loads(out)["nats_per_token"] == found["a"]["nats_per_token"]
+    code, _, err = unmask("eval", run, "--data", f"a={data}", "--data", "a=x")
+    assert code == 2 and "named twice" in err
+
+
 #: What a verb does at the moment of the signal: it sleeps instead.
 STUCK = {
     "prepare": "sys.modules['unmask.data.prepare'].store = stuck",
-    "sample": "unmask.sampling.Network.predict = stuck",
-    "eval": "sys.modules['unmask.evaluation.evaluate'].bound = stuck",
+    "sample": "unmask.sampling.Network.run = stuck",
+    "eval": "sys.modules['unmask.evaluation.evaluate'].measure = stuck",
     "export": "unmask.export.hf.CARD = type('', (str,), {'format': stuck})()",
 }
 

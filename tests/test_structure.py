@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": MODELS,
     "parallel": MODELS,
     "sampling": MODELS | {"data"},
-    "evaluation": MODELS | {"data", "sampling"},
+    "evaluation": MODELS | {"data", "parallel", "sampling"},
     "export": MODELS,
     "recipes": LEAF,
     "completion": LEAF | {"sampling", "recipes"},

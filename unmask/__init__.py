@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from unmask.config import Config, ParallelConfig
     from unmask.errors import UserError
     from unmask.models.checkpoints import open_model as load
-    from unmask.sampling import sample
+    from unmask.sampling import sample, stream
     from unmask.training.trainer import Trainer
 
 #: name -> where it lives; imported when first asked for, so that `import unmask` costs nothing.
@@ -20,9 +20,10 @@ _PUBLIC = {
     "UserError": "unmask.errors:UserError",
     "load": "unmask.models.checkpoints:open_model",
     "sample": "unmask.sampling:sample",
+    "stream": "unmask.sampling:stream",
 }
 
-__all__ = ["Config", "ParallelConfig", "Trainer", "UserError", "load", "sample"]
+__all__ = ["Config", "ParallelConfig", "Trainer", "UserError", "load", "sample", "stream"]
 
 
 def __getattr__(name: str) -> Any:

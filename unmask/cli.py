@@ -6,17 +6,20 @@ Nothing heavy is imported before a verb runs.
 
 from __future__ import annotations
 
+import inspect as introspect
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -25,6 +28,8 @@ from unmask.errors import UserError
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
+#: What --ema is for.
+EMA = "Take the averaged weights that training.ema kept."
 
 app = typer.Typer(
     name="unmask",
@@ -88,6 +93,37 @@ def _sigterm_unwinds() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: dict[str, introspect.Parameter] = {}
+    for name, parameter in introspect.signature(verb).parameters.items():
+        if name not in groups:
+            flat[name] = parameter.replace(annotation=hints[name])
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = own[field.name]
+            flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
+
+    @wraps(verb)
+    def flattened(**values: Any) -> None:
+        made = {name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()}  # fmt: skip
+        verb(**values, **made)
+
+    by_keyword = [parameter.replace(kind=introspect.Parameter.KEYWORD_ONLY) for parameter in flat.values()]
+    flattened.__signature__ = introspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return flattened
+
+
+def _weights(checkpoint: Path, ema: bool) -> Path:
+    """The path of a checkpoint's own weights, or of the averaged ones."""
+    return checkpoint / "ema" if ema else checkpoint
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
@@ -107,7 +143,7 @@ def _root(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
+    config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -116,13 +152,17 @@ def train(
             autocompletion=complete.overrides,
         ),
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted."""
-    from unmask.config import Config
+    from unmask.training.record import given
 
-    settings = Config.load(config, overrides)
+    settings, repeat = given(config, overrides or [], source, out)
     if dry_run:
         from unmask.training.plan import plan, table
 
@@ -131,8 +171,9 @@ def train(
         return
     from unmask.training.trainer import Trainer
 
-    summary = Trainer(config=settings).train()
-    again = " ".join(["unmask train", str(config), *(overrides or [])])
+    summary = Trainer(config=settings, repeat=repeat).train()
+    words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
+    again = " ".join(str(word) for word in words if word)
     if _rank() == 0:
         print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
@@ -165,77 +206,142 @@ def inspect(
     print(json.dumps(found) if as_json else drawing)
 
 
+@dataclass
+class Read:
+    """How `prepare` reads its source."""
+
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="The source's name for text, messages, ...; may be repeated."),
+    ] = None
+    split: Annotated[str | None, typer.Option(help="Of a saved Hugging Face dataset: train, ...")] = None
+    dtype: Annotated[str | None, typer.Option(help="Of the ids in a raw .bin file: uint16, int32, ...")] = None
+    end_id: Annotated[int | None, typer.Option(help="The id that ends a document in an array of ids.")] = None
+    supervise: Annotated[str, typer.Option(help="Learn from `all` turns of the assistant, or the `last`.")] = "all"
+    chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = None
+    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed records out and count them.")] = False
+    workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0
+
+
 @app.command()
+@grouped
 def prepare(
-    source: Annotated[str, typer.Argument(help='A text folder, a text file, JSONL, or a pattern: "notes/**/*.tex".')],
+    source: Annotated[
+        str, typer.Argument(help='Text, JSONL, Parquet, ids, a folder of these, or a pattern: "notes/**/*.tex".')
+    ],
     output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],
+    read: Read,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or file of the tokeniser.")] = None,
     train_tokenizer: Annotated[
         int | None, typer.Option(metavar="SIZE", help="Train a byte-level BPE of SIZE tokens on the source instead.")
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
-    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dataset's figures as JSON.")] = False,
 ) -> None:
-    """Tokenise text into a dataset that training reads."""
-    from unmask.data import prepare as prepare_dataset
-    from unmask.data import source_tokenizer
+    """Tokenise text, conversations or ids into a dataset that training reads."""
+    from unmask.data.command import run
     from unmask.tracking.reading import reading
 
-    if tokenizer is not None and train_tokenizer is not None:
-        raise UserError("give --tokenizer (one that exists) or --train-tokenizer (a size), not both")
-    chosen = source_tokenizer(source, train_tokenizer) if train_tokenizer is not None else tokenizer
     with reading() as report:
-        manifest = prepare_dataset(source, output, chosen, eos=eos, skip_bad=skip_bad, force=force, report=report)
-    for example in manifest.examples:
-        print(f"unmask: skipped {example}", file=sys.stderr)
-    skipped = f", skipped {manifest.skipped:,} bad" if manifest.skipped else ""
-    documents = "1 document" if manifest.documents == 1 else f"{manifest.documents:,} documents"
-    print(f"{output}: {documents}, {manifest.tokens:,} tokens{skipped}")
+        made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)
+    print(json.dumps(made.facts()) if as_json else made.sentence())
+
+
+@dataclass
+class Texts:
+    """What `sample` starts from."""
+
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; may be repeated.")] = None
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: a line each, or JSONL.")] = None
+    fill: Annotated[
+        list[str] | None, typer.Option(metavar='"a [MASK:20] b"', help="Text with holes to fill, of so many tokens.")
+    ] = None
+    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None
+    prompt_ids: Annotated[list[str] | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None
+
+
+@dataclass
+class Chat:
+    """How `sample` talks."""
+
+    chat: Annotated[bool, typer.Option("--chat", help="Answer what is typed, or read from stdin, line by line.")] = (
+        False
+    )
+    system: Annotated[str | None, typer.Option(help="System prompt of the chat.")] = None
+    chat_template: Annotated[Path | None, typer.Option(help="File with a Jinja chat template.")] = None
 
 
 @app.command()
+@grouped
 def sample(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    texts: Texts,
+    chat: Chat,
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Such as length=64 temperature=0.8 top_p=0.95 threshold=0.9 steps=8 seed=1 block_size=32 method=full.",
+            help="Such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
             metavar="option=value",
             autocompletion=complete.options,
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None,
-    prompt_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None,
-    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
-    """Continue a prompt, or fill a hole; live in a terminal, the text (or its token ids) on stdout."""
-    from unmask.sampling.command import ends, run
+    """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
+    weights = _weights(checkpoint, ema)
+    given = {name: value for name, value in vars(texts).items() if value is not None}
+    if chat.chat:
+        from unmask.sampling.chat import talk
 
-    first, last = ends((prompt, prompt_ids), (suffix, suffix_ids))
-    if run(checkpoint, options or [], first, last, as_json).interrupted:
+        if given:
+            raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
+        talk(weights, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
+        return
+    if chat != Chat():
+        raise UserError("--system and --chat-template are for --chat")
+    from unmask.sampling.command import run
+    from unmask.sampling.prompts import asked
+    from unmask.tracking.reading import steps
+
+    wanted, progress = asked(**given), partial(steps, "sampling", "texts")
+    if run(weights, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
         raise typer.Exit(130)
 
 
+@dataclass
+class Measure:
+    """How much `eval` measures."""
+
+    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = 0
+    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096
+    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1
+    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0
+
+
 @app.command("eval")
+@grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
-    data: Annotated[str, typer.Option(help="A prepared dataset, text or JSONL.")],
-    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1,
-    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate; 0 takes all.")] = 0,
-    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096,
-    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0,
+    data: Annotated[
+        list[str], typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated.")
+    ],
+    measure: Measure,
+    levels: Annotated[int, typer.Option(min=0, help="Also by noise level, in so many bins.")] = 0,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """The likelihood bound of a text, in nats per token, with its standard error."""
-    from unmask.evaluation import evaluate as run
+    """The likelihood bound of texts, in nats per token, with its standard error; torchrun divides the packs."""
+    from unmask.evaluation import describe, evaluate_sets, named
     from unmask.tracking.reading import steps
 
-    with steps("evaluating", "packs") as report:
-        found = run(checkpoint, data, draws=draws, packs=packs, pack_tokens=pack_tokens, seed=seed, report=report)
-    print(json.dumps(found.asdict()) if as_json else found.sentence())
+    with steps("evaluating", "packs") if _rank() == 0 else nullcontext() as report:
+        found = evaluate_sets(_weights(checkpoint, ema), named(data), **vars(measure), report=report)
+    if _rank() == 0:
+        print(describe(found, alone=list(found) == data, levels=levels, as_json=as_json))
 
 
 @app.command()
@@ -244,6 +350,7 @@ def export(
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
@@ -251,7 +358,7 @@ def export(
     from unmask.export import export as run
     from unmask.export import facts
 
-    folder = run(checkpoint, output, format=format, dtype=dtype, force=force)
+    folder = run(_weights(checkpoint, ema), output, format=format, dtype=dtype, force=force)
     print(json.dumps(facts(folder)) if as_json else folder)
 
 

@@ -1,7 +1,8 @@
 """Named implementations that third parties can extend without touching this package.
 
 A registry is a table of `name -> "module:attribute"`. Built-in rows are written where the registry is made;
-others come from the installed entry points of group `unmask.<kind>s`. Nothing is imported before it is asked for.
+others come from the installed entry points of group `unmask.<kind>s`, or of `group`. Nothing is imported before it is
+asked for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def nearest(name: str, known: list[str]) -> str:
 class Registry:
     """Implementations of one kind ("objective", "sampler", ...), found by name and imported on first use."""
 
-    def __init__(self, kind: str, builtin: dict[str, str]):
+    def __init__(self, kind: str, builtin: dict[str, str], group: str | None = None):
         self.kind = kind
+        self.group = group or f"unmask.{kind}s"
         self._builtin = builtin
         self._added: dict[str, Any] = {}
 
@@ -48,4 +50,4 @@ class Registry:
         raise UserError(f"unknown {self.kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
     def _entry_points(self) -> Any:
-        return entry_points(group=f"unmask.{self.kind}s")
+        return entry_points(group=self.group)

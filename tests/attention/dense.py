@@ -44,10 +44,10 @@ def random_tensors(
     seed: int = 0,
 ) -> Tensors:
     """Normal q, k, v (requiring gradients) and an output gradient; heads: (query heads, key-value heads)."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def leaf(rows: int, n: int) -> Tensor:
-        x = torch.randn((1, rows, n, 8), generator=generator, dtype=torch.float64)
+        x = torch.randn((1, rows, n, head_dim), generator=generator, dtype=torch.float64)
         return x.to(dtype).transpose(1, 2).requires_grad_()
 
     q, k, v = leaf(queries, heads[0]), leaf(keys, heads[1]), leaf(keys, heads[1])

@@ -112,3 +112,16 @@ def test_nothing_to_pack() -> None:
         Sampler(empty, 1, 0)
     with pytest.raises(IndexError):
         Packs(counting([3]), 8)[1]
+
+
+def test_long_documents_are_cut_refused_or_dropped() -> None:
+    dataset = counting([3, 11, 10, 25, 2])
+    cut, dropped = Packs(dataset, 10), Packs(dataset, 10, "drop")
+    assert (cut.tokens, cut.dropped, cut.chunks) == (51, 0, 8)
+    assert (dropped.tokens, dropped.dropped, dropped.chunks) == (15, 2, 3)
+    kept = sorted(document.token.tolist() for pack in dropped for document in pack)
+    assert kept == [list(range(3)), list(range(14, 24)), [49, 50]]
+    assert dropped.fill == 15 / 20
+    with pytest.raises(UserError, match="here: document 1 has 11 tokens, and 1 more are longer than a pack: a pack ho"):
+        Packs(dataset, 10, "refuse", "here")
+    assert Packs(dataset, 25, "refuse").tokens == 51

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +174,28 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path, folder: Path, toke
     assert np.array_equal(np.load(tmp_path / "one" / "offsets.npy"), np.load(tmp_path / "two" / "offsets.npy"))
 
 
-GROWTH = """
-import resource, sys
+#: Not ru_maxrss, which a process takes over from the one that started it.
+PEAK = """
+import sys
 from unmask.data import load_tokenizer, prepare
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+GROWTH = (
+    PEAK
+    + """
 folder, tokenizer = sys.argv[1], load_tokenizer(sys.argv[2])
 peaks = []
 for name in ("short", "long"):
     prepare(f"{folder}/{name}.txt", f"{folder}/{name}", tokenizer)
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peaks.append(peak())
 print(peaks[1] / peaks[0])
 """
+)
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 
 
+@linux
 def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str], tokenizer_path: Path) -> None:
     text = "\n".join(texts)
     for name, size in (("short", 1_500_000), ("long", 9_000_000)):
@@ -190,6 +204,41 @@ def test_memory_does_not_grow_with_the_document(tmp_path: Path, texts: list[str]
     result = subprocess.run(program, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 1.15
+
+
+COLUMNS = (
+    PEAK
+    + """
+folder, rows = sys.argv[1:]
+print(prepare(f"{folder}/{rows}.parquet", f"{folder}/{rows}", None).tokens, peak())
+"""
+)
+
+
+@linux
+def test_memory_does_not_grow_with_a_group_of_rows(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (300, 15_000):
+        _write_ids(tmp_path / f"{rows}.parquet", rows)
+        program = [sys.executable, "-c", COLUMNS, str(tmp_path), str(rows)]
+        result = subprocess.run(program, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        tokens, peak = map(int, result.stdout.split())
+        assert tokens == 1000 * rows
+        peaks.append(peak)
+    assert (tmp_path / "15000.parquet").stat().st_size > 55e6
+    assert peaks[1] < 1.15 * peaks[0]
+
+
+def _write_ids(path: Path, rows: int) -> None:
+    """Rows of 1,000 ids, in one group."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    ids = pyarrow.array(np.arange(1000 * rows, dtype=np.int32) % 65_000)
+    lists = pyarrow.FixedSizeListArray.from_arrays(ids, 1000).cast(pyarrow.list_(pyarrow.int32()))
+    table = pyarrow.table({"input_ids": lists})
+    write_table(table, path, row_group_size=rows, use_dictionary=False, compression="none")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -218,3 +267,34 @@ def test_an_interruption_leaves_what_was_there(
         prepare(folder, target, tokenizer, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert listed(open_dataset(target)) == before
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk is to a process: writing beyond `size` bytes of a file fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("part", ["tokens.bin", "tokenizer/tokenizer.json"])
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(
+    tmp_path: Path, folder: Path, tokenizer: Any, part: str
+) -> None:
+    """The tokens do not fit, or they do and the tokeniser's copy, which another language writes, does not."""
+    target, small = tmp_path / "prepared", folder / "000.py"
+    prepare(small, target, tokenizer)
+    before = listed(open_dataset(target))
+    source = folder if part == "tokens.bin" else small
+    size = (target / part).stat().st_size - 1
+    assert part == "tokens.bin" or (target / "tokens.bin").stat().st_size < size
+    with pytest.raises(UserError, match="prepared: cannot be written: .*; nothing is left there of it"):
+        with files_no_larger_than(size):
+            prepare(source, target, tokenizer, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared", "source"]
+    assert listed(open_dataset(target, verify=True)) == before

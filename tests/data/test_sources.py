@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.data import dataset_from, encoding, prepare, sources
-from unmask.data.sources import find_files, split
+from unmask.data import dataset_from, encoding, prepare, records, sources
+from unmask.data.records import split
+from unmask.data.sources import find_files
 from unmask.errors import UserError
 
 
@@ -66,7 +67,8 @@ BAD_LINES = [
     ("[" * 100_000, "not valid JSON"),
     (b'{"text": "\xff"}', "not UTF-8"),
     ('"text"', "a record is an object with named fields, not a string"),
-    ("{}", 'needs "text", "prompt" and "response", or "input_ids"; it has nothing'),
+    ("{}", 'needs "text", "messages", "prompt" and "response", or "input_ids"; it has nothing'),
+    ("null", "a record is an object with named fields, not null"),
     ('{"prompt": "a", "answer": "b"}', "it has answer, prompt"),
     ('{"text": null}', "it has nothing"),
     ('{"text": 3}', '"text" is a number, not a string'),
@@ -79,7 +81,7 @@ BAD_LINES = [
     ('{"input_ids": [1.5]}', '"input_ids" is not a list of whole numbers'),
     ('{"input_ids": [[1], [2, 3]]}', '"input_ids" is not a list of whole numbers'),
     ('{"input_ids": "ab"}', '"input_ids" is not a list of whole numbers'),
-    ('{"input_ids": [5, -1]}', '"input_ids" holds -1, which is no token id'),
+    ('{"input_ids": [5, -1]}', "-1 is no token id"),
     ('{"input_ids": [5, 1000]}', "token id 1000 is outside the tokeniser's vocabulary of 1000"),
     ('{"input_ids": [99999999999999999999999]}', '"input_ids" is not a list of whole numbers'),
     ('{"input_ids": [5, 6], "loss_mask": [1]}', '"loss_mask" has 1 entries for 2 tokens'),
@@ -118,7 +120,7 @@ def test_records_in_memory_are_named_by_number(tokenizer: Any) -> None:
 @given(chunks=st.lists(st.text(alphabet="ab \n", max_size=30), max_size=12))
 def test_cutting_loses_nothing_and_keeps_to_the_limit(chunks: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", 16)
+        patch.setattr(records, "PIECE", 16)
         pieces = list(split(chunks))
     assert "".join(pieces) == "".join(chunks)
     assert all(0 < len(piece) <= 16 for piece in pieces)
@@ -130,7 +132,7 @@ def test_a_long_text_has_the_same_tokens_in_pieces(
     text = max(texts, key=len)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     write(tmp_path, {"a.txt": text, "b.jsonl": json.dumps({"prompt": text, "response": text})})
-    monkeypatch.setattr(sources, "PIECE", 3000)
+    monkeypatch.setattr(records, "PIECE", 3000)
     monkeypatch.setattr(encoding, "CHARACTERS", 5000)
     assert len(text) > 30_000
     dataset = dataset_from(tmp_path, tokenizer)
@@ -147,9 +149,11 @@ def test_a_bad_part_takes_the_whole_of_a_long_document_with_it(
     middle = len(text) // 2
     write(tmp_path, {"a.txt": "first", "b.txt": text[:middle] + "\u2603" + text[middle:], "c.txt": "last"})
     monkeypatch.setattr(
-        encoding.Encoder, "fault", lambda _, token: "holds a snowman" if "\u2603" in tokenizer.decode(token) else None
+        encoding.Encoder,
+        "fault",
+        lambda _, token, given: "holds a snowman" if "\u2603" in tokenizer.decode(token) else None,
     )
-    monkeypatch.setattr(sources, "PIECE", 3000)
+    monkeypatch.setattr(records, "PIECE", 3000)
     monkeypatch.setattr(encoding, "CHARACTERS", 5000)
     manifest = prepare(tmp_path, tmp_path / "out", tokenizer, skip_bad=True)
     assert (manifest.documents, manifest.skipped) == (2, 1)

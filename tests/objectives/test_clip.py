@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.objectives.support import bound, document
-from unmask.objectives.clip import FULL, best_clip, block_losses
+from unmask.objectives.clip import FULL, best_clip, scored_blocks
 
 
 def test_the_quiet_window_is_found():
@@ -30,17 +30,18 @@ def test_too_few_samples_choose_the_full_window():
     assert best_clip(np.empty(0), np.empty(0)) == FULL
 
 
-def test_block_losses_recover_level_and_loss_of_every_block():
+def test_scored_blocks_recover_level_and_loss_of_every_block():
     objective = bound("block_diffusion", block_size=4, draws=2).evaluation()
     rows = objective.rows([document(10, sample=5, prompt=3)], seed=1)
     nll = np.random.default_rng(0).random(len(rows.labelled))
-    level, loss = block_losses(rows, nll)
+    level, loss, scored = scored_blocks(rows, nll)
     starts, sizes = rows.blocks()
     assert len(level) == len(starts) == 6  # blocks [0,4), [4,8), [8,10), twice
     place = dict(zip(rows.labelled.tolist(), nll, strict=True))
     for block, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         n = sum(rows.position[row] >= 3 for row in range(start, start + size))
         masked = [row for row in range(start, start + size) if row in place]
+        assert scored[block] == pytest.approx(n)
         assert level[block] == pytest.approx(len(masked) / n)
         assert loss[block] == pytest.approx(sum(place[row] for row in masked) / len(masked))
 

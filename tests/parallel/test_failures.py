@@ -84,9 +84,10 @@ def test_a_full_disk(workers, tmp_path):
 @pytest.mark.parametrize("number, victim", [(signal.SIGKILL, 1), (signal.SIGKILL, 0), (signal.SIGSTOP, 1)])
 def test_a_rank_that_is_lost_is_named_and_the_run_goes_on_later(number, victim, tmp_path):
     config = write_config(tmp_path)
-    ranks = 3 if number == signal.SIGKILL else 2
+    # A process that is killed is seen at once; one that is silent only after the timeout.
+    ranks, timeout = (3, 60) if number == signal.SIGKILL else (2, 12)
     sizes = f"parallel.block_parallel_size={ranks}"
-    with Launched(config, ranks, LONG, sizes, "parallel.timeout=8") as run:
+    with Launched(config, ranks, LONG, sizes, f"parallel.timeout={timeout}") as run:
         run.until(3)
         run.processes[victim].send_signal(number)
         codes, _, said = ended([process for rank, process in enumerate(run.processes) if rank != victim], 60)

@@ -116,8 +116,12 @@ BOUNDS = [
     replace(BASE, objective="mdlm (mdlm)", placement="context", exchange="ring", options=EVALUATED),
     replace(BASE, objective="ar", placement="block", blocks=4, options=EVALUATED),
 ]
+SERIAL = [
+    replace(BASE, placement="serial"),
+    replace(BASE, placement="serial", blocks=3, objective="mdlm (llada)", data="long"),
+]
 #: (rows of the matrix by what they show, in the order in which they run)
-MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS]
+MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

@@ -17,7 +17,7 @@ class Letters:
 
 
 def test_a_generation():
-    canvas = continuation([0, 1], 4, 25, eos=9)
+    canvas = continuation([0, 1], 4, 25, ends=frozenset({9}))
     assert picture(canvas, Letters()).plain == "ab" + 4 * MASK
     canvas.fill(torch.tensor([3, 2]), torch.tensor([3, 2]))
     assert picture(canvas, Letters()).plain == "abcd" + 2 * MASK
@@ -27,7 +27,7 @@ def test_a_generation():
 
 
 def test_a_hole():
-    canvas = infill([0], 3, [5, 6], 25)
+    canvas = infill([[0], [5, 6]], [3], 25)
     canvas.fill(torch.tensor([2]), torch.tensor([2]))
     text = picture(canvas, Letters())
     assert text.plain == f"a{MASK}c{MASK}fg"
@@ -37,7 +37,7 @@ def test_a_hole():
 
 def test_live_draws_every_step():
     console = Console(file=io.StringIO(), force_terminal=True, width=60)
-    canvas = infill([0], 3, [5], 25)
+    canvas = infill([[0], [5]], [3], 25)
     with live(Letters(), console) as report:
         report(canvas)
         canvas.fill(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]))

@@ -8,20 +8,20 @@ import torch
 from tests.sampling.reference import EOS, MASK, block_mask, logits, tiny
 from unmask.errors import UserError
 from unmask.objectives import Decoding
-from unmask.sampling import Network, Options, sample, samplers
+from unmask.sampling import Network, Noisy, Options, sample, samplers
 
 
 def recorded(monkeypatch) -> list[torch.Tensor]:
     """Every [positions, vocabulary] of logits that a denoising step produced."""
     seen: list[torch.Tensor] = []
-    predict = Network.predict
+    run = Network.run
 
-    def spy(self, token, start, wanted):
-        result = predict(self, token, start, wanted)
-        seen.append(result)
-        return result
+    def spy(self, asked):
+        answers = run(self, asked)
+        seen.extend(without_mask(answers[number]) for number, one in asked.items() if isinstance(one, Noisy))
+        return answers
 
-    monkeypatch.setattr(Network, "predict", spy)
+    monkeypatch.setattr(Network, "run", spy)
     return seen
 
 
@@ -227,7 +227,8 @@ def test_random_draws_follow_the_model():
     row = torch.tensor([2.0, -1.0, 0.5, 1.5, 0.0], dtype=torch.float64)
     options = Options(temperature=2.0, top_p=0.8)
     uniform = (torch.arange(20000) + 0.5) / 20000
-    token, confidence = draw(row.repeat(20000, 1), options, uniform)
+    drawn = draw(row.repeat(20000, 1), options, torch.stack([uniform, uniform.flip(0)]))
+    token = drawn.token
     tempered = (row / 2).softmax(-1)
     order = tempered.argsort(descending=True).tolist()
     kept: list[int] = []
@@ -238,14 +239,16 @@ def test_random_draws_follow_the_model():
     expected[kept] = tempered[kept] / tempered[kept].sum()
     frequency = torch.bincount(token, minlength=5) / 20000
     torch.testing.assert_close(frequency.double(), expected, rtol=0, atol=2e-4)
-    torch.testing.assert_close(confidence, row.softmax(-1)[token])
+    torch.testing.assert_close(drawn.confidence, row.softmax(-1)[token])
+    torch.testing.assert_close(drawn.probability[7], row.softmax(-1))
+    assert torch.equal(drawn.order, uniform.flip(0))
 
 
 def test_a_sampler_of_ones_own():
-    def count_up(network, canvas, options, report):
+    def count_up(canvas, decoding, options):
         wanted = canvas.wanted(canvas.start, canvas.stop)
         canvas.fill(wanted, torch.arange(len(wanted)))
-        report(canvas)
+        yield from ()
 
     model, _ = tiny()
     samplers.add("count_up", count_up)

@@ -9,13 +9,13 @@ from tests.sampling.reference import EOS, MASK, logits, tiny
 from tests.sampling.test_drivers import brute_block, choose, without_mask
 from unmask.errors import UserError
 from unmask.objectives import Decoding
-from unmask.sampling import continuation, infill, sample
+from unmask.sampling import Fill, continuation, infill, sample
 
 BLOCK = Decoding("block", 8, False)
 
 
 def test_a_continuation_holds_what_was_asked_for_and_no_more():
-    canvas = continuation([1, 2, 3], 10, MASK, eos=None)
+    canvas = continuation([1, 2, 3], 10, MASK)
     assert (len(canvas), canvas.start, canvas.stop) == (13, 3, 13)
     assert canvas.token.tolist() == [1, 2, 3] + [MASK] * 10
     assert canvas.open.tolist() == [False] * 3 + [True] * 10
@@ -33,7 +33,7 @@ def test_a_continuation_holds_what_was_asked_for_and_no_more():
     ],
 )
 def test_the_grid(before, hole, after, dropped):
-    canvas = infill(list(range(before)), hole, list(range(after)), MASK, block_size=8)
+    canvas = infill([list(range(before)), list(range(after))], [hole], MASK, block_size=8)
     assert canvas.dropped == dropped
     assert canvas.start == before - dropped and canvas.stop == canvas.start + hole
     assert canvas.token[canvas.stop :].tolist() == list(range(after))
@@ -74,6 +74,40 @@ def test_full_infilling_equals_brute_force():
         for i, value in choose(rows, 0.9, 1).items():
             token[open_[i]] = value
     assert result.token == token[3:9]
+
+
+@pytest.mark.parametrize(
+    "lengths, holes, dropped",
+    [
+        ((16, 3, 4), (2, 2), 5),  # each in a block, three and four given tokens after them there
+        ((14, 3, 9), (2, 3), 3),  # with six dropped they would share a block, and see less of what follows
+        ((16, 20, 9), (5, 5), 0),  # any other grid cuts one of them in two, or shows less
+    ],
+)
+def test_the_grid_of_several_holes(lengths, holes, dropped):
+    canvas = infill([list(range(n)) for n in lengths], holes, MASK, block_size=8)
+    assert canvas.dropped == dropped
+    first, second = canvas.holes
+    assert first == (lengths[0] - dropped, lengths[0] - dropped + holes[0])
+    assert second == (first[1] + lengths[1], first[1] + lengths[1] + holes[1])
+    assert canvas.wanted(0, len(canvas)).tolist() == [*range(*first), *range(*second)]
+
+
+@pytest.mark.parametrize("between", [0, 2, 21])
+@pytest.mark.parametrize("shift", [False, True])
+def test_several_holes_equal_brute_force(between, shift):
+    model, twin = tiny(seed=1)
+    generator = torch.Generator().manual_seed(between)
+    parts = [torch.randint(0, 38, (n,), generator=generator).tolist() for n in (11, between, 6)]
+    decoding = Decoding("block", 8, shift)
+    result = sample(model, None, Fill(tuple(parts), (5, 9)), decoding=decoding, threshold=0.2)
+    canvas = result.canvas
+    token = [*parts[0][canvas.dropped :], *[MASK] * 5, *parts[1], *[MASK] * 9, *parts[2]]
+    wanted = [p for p, one in enumerate(token) if one == MASK]
+    expected, _ = brute_block(twin, token, wanted, decoding, 0.2)
+    assert canvas.token.tolist() == expected
+    assert [hole.token for hole in result.holes] == [expected[start:stop] for start, stop in canvas.holes]
+    assert result.token == [expected[p] for p in wanted]
 
 
 def test_mistakes_are_told():

@@ -34,6 +34,13 @@ def assert_equal(ours, theirs):
     [
         ([], {"name": "block_diffusion", "block_size": 8, "clip": "auto"}),
         (["training.precision=fp16", "training.batch_size=4", "model.mask_noise_steps=15"], {"name": "mdlm"}),
+        (
+            ["training.ema=0.9", "checkpoint.asynchronous=true", "checkpoint.every=3", "log.every=1"],
+            {
+                "name": "block_diffusion",
+                "block_schedule": [{"until": 0.4, "size": 4}, {"until": 15, "size": "full"}, {"size": 8}],
+            },
+        ),
     ],
 )
 def test_ten_and_ten_steps_are_twenty(tmp_path, options, objective):
@@ -56,6 +63,9 @@ def test_ten_and_ten_steps_are_twenty(tmp_path, options, objective):
     timed = {"time", "tokens_per_second", "mfu", "memory"}
     strip = [[{k: v for k, v in r.items() if k not in timed} for r in log(tmp_path / n)] for n in ("whole", "halves")]
     assert strip[0] == strip[1] and len(strip[0]) == 24
+    if "block_schedule" in objective:
+        sizes = [record["block_size"] for record in strip[0] if record["kind"] == "step"]
+        assert sizes == [4] * 8 + ["full"] * 7 + [8] * 5
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
@@ -80,6 +90,7 @@ def test_only_the_newest_are_kept(tmp_path):
         "step-00000005",
         "log.jsonl",
         "config.yaml",
+        "run.json",
     }
 
 
@@ -122,8 +133,8 @@ def test_a_damaged_checkpoint_is_refused_and_named(tmp_path, name, damage):
 def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, failure):
     write = Checkpoints._write_tensors
 
-    def fails_at_step_four(self, folder):
-        write(self, folder)
+    def fails_at_step_four(self, folder, tensors):
+        write(self, folder, tensors)
         if "04" in folder.name:
             (folder / "__0_0.distcp").write_bytes(b"half")
             raise failure
@@ -131,7 +142,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, 
     monkeypatch.setattr(Checkpoints, "_write_tensors", fails_at_step_four)
     with pytest.raises(UserError, match="step-00000004: the checkpoint could not be written: .*step 2 is intact"):
         train(tmp_path, "checkpoint.every=2")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000002", "log.jsonl", "config.yaml"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000002", "log.jsonl", "config.yaml", "run.json"}
     monkeypatch.undo()
     resumed = train(tmp_path, "checkpoint.every=2")
     assert resumed.summary.step == 4 and len(losses(tmp_path)) == 4

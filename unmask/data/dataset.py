@@ -47,6 +47,10 @@ class Manifest(BaseModel):
     vocabulary: int
     #: Hash of the tokeniser's vocabulary; None for a dataset of ids alone.
     tokenizer_sha256: str | None
+    #: Documents made from `messages`; by which chat template, and which of the assistant's turns are supervised.
+    conversations: int = 0
+    chat_template_sha256: str | None = None
+    supervise: Literal["all", "last"] | None = None
     sources: list[str]
     skipped: int = 0
     examples: list[str] = []

@@ -1,49 +1,62 @@
-"""From a stream of pieces to a stream of tokens in storage: batched tokenisation, end tokens, bad records."""
+"""From batches of items to tokens: records taken apart, texts tokenised, bad ones named. Pure, so it runs anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from unmask.data.sources import Bad, Piece
+from unmask.data.chat import Chat, chat_of
+from unmask.data.reading import Reading
+from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
 from unmask.errors import UserError
 
-#: Pieces encoded in one call, in parallel, unless they reach so many characters before.
+#: Items encoded in one call, in parallel, unless they reach so many characters before.
 BATCH = 1024
 CHARACTERS = 1 << 20
-EXAMPLES = 5
 LARGEST = 1 << 32
-
-
-@dataclass
-class Tally:
-    documents: int = 0
-    skipped: int = 0
-    examples: list[str] = field(default_factory=list)
+ACROSS = (
+    "the tokeniser joins the end of a prompt and the beginning of an answer in one token: mark the assistant's part "
+    "with {% generation %} in a chat template of your own (--chat-template FILE)"
+)
 
 
 class Encoder:
-    """A tokeniser as data preparation needs it. tokenizer: a transformers tokeniser, or None for ids alone."""
+    """A tokeniser as data preparation needs it; can be sent to another process.
+
+    tokenizer: a transformers tokeniser, or None for ids alone; eos: documents are to be closed with its end token.
+    """
 
     def __init__(self, tokenizer: Any, eos: bool):
-        self._tokenizer = tokenizer
+        self._slow: Any = None
+        self._backend: Any = None
+        self._placing: Any = None
+        self.mask_text: str | None = None
         self.end: int | None = None
         self.mask: int | None = None
         self.vocabulary: int | None = None
         self.dtype: Literal["uint16", "uint32"] = "uint32"
-        if tokenizer is not None:
-            self.mask = getattr(tokenizer, "mask_token_id", None)
-            self.vocabulary = 1 + max(tokenizer.get_vocab().values())
-            self.dtype = "uint16" if self.vocabulary <= 1 << 16 else "uint32"
-            if eos:
-                self.end = tokenizer.eos_token_id
-                if self.end is None:
-                    raise UserError(
-                        "the tokeniser has no end-of-text token to close documents with; use --no-eos (eos=False)"
-                    )
+        if tokenizer is None:
+            return
+        if getattr(tokenizer, "is_fast", False):
+            self._backend = tokenizer.backend_tokenizer
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        else:
+            self._slow = tokenizer
+        self.mask = getattr(tokenizer, "mask_token_id", None)
+        self.mask_text = tokenizer.mask_token if self.mask is not None else None
+        self.vocabulary = 1 + max(tokenizer.get_vocab().values())
+        self.dtype = "uint16" if self.vocabulary <= 1 << 16 else "uint32"
+        if eos:
+            self.end = tokenizer.eos_token_id
+            if self.end is None:
+                raise UserError(
+                    "the tokeniser has no end-of-text token to close documents with; use --no-eos (eos=False)"
+                )
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text, without special tokens around them.
@@ -53,128 +66,171 @@ class Encoder:
         """
         if not texts:
             return []
-        if self._tokenizer is None:
-            raise UserError("text needs a tokeniser; only records of `input_ids` do without one")
-        if not getattr(self._tokenizer, "is_fast", False):
-            slow = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        if self._slow is not None:
+            slow = self._slow(texts, add_special_tokens=False, verbose=False)["input_ids"]
             return [np.asarray(ids, np.int64) for ids in slow]
-        backend = self._tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
-        name = self._tokenizer.mask_token if self.mask is not None else None
-        plain = [name is not None and name in text for text in texts]
+        if self._backend is None:
+            raise UserError("text needs a tokeniser; only records of `input_ids` do without one")
+        plain = [self.mask_text is not None and self.mask_text in text for text in texts]
         coded: list[Any] = [None] * len(texts)
         for literal in set(plain):
             chosen = [i for i, is_plain in enumerate(plain) if is_plain == literal]
-            backend.encode_special_tokens = literal
-            for i, encoding in zip(
-                chosen, backend.encode_batch_fast([texts[i] for i in chosen], add_special_tokens=False), strict=True
-            ):
-                coded[i] = np.asarray(encoding.ids, np.int64)
-        backend.encode_special_tokens = False
+            self._backend.encode_special_tokens = literal
+            encodings = self._backend.encode_batch_fast([texts[i] for i in chosen], add_special_tokens=False)
+            for i, encoding in zip(chosen, encodings, strict=True):
+                coded[i] = np.array(encoding.ids, np.uint32)
+        self._backend.encode_special_tokens = False
         return coded
 
-    def fault(self, token: np.ndarray) -> str | None:
-        """What makes these ids unusable, or None."""
-        if token.max(initial=0) >= (self.vocabulary or LARGEST):
+    def encode_placed(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(ids, [first character, end] of each token: int64 [n, 2]) of each text; special tokens count as such."""
+        if self._backend is None:
+            raise UserError("messages need a tokeniser of the fast kind (tokenizer.json), which knows where tokens lie")
+        if self._placing is None:
+            # Without the part that only trims spaces off the places of tokens, special tokens being left out.
+            self._placing = copy.deepcopy(self._backend)
+            self._placing.post_processor = None
+        encodings = self._placing.encode_batch(texts, add_special_tokens=False)
+        return [
+            (np.array(encoding.ids, np.uint32), np.array(encoding.offsets, np.int64).reshape(-1, 2))
+            for encoding in encodings
+        ]
+
+    def fault(self, token: np.ndarray, *, given: bool) -> str | None:
+        """What makes these ids unusable, or None. given: they are the user's, not the tokeniser's."""
+        if given and token.min(initial=0) < 0:
+            return f"{token.min()} is no token id"
+        if given and token.max(initial=0) >= (self.vocabulary or LARGEST):
             limit = f"the tokeniser's vocabulary of {self.vocabulary}" if self.vocabulary else "what a dataset can hold"
             return f"token id {token.max()} is outside {limit}"
         if self.mask is not None and (token == self.mask).any():
-            return f"contains the mask token {self._tokenizer.mask_token!r}, which only noise may place"
+            return f"contains the mask token {self.mask_text!r}, which only noise may place"
         return None
 
 
-class Storage:
-    """Appends documents to two binary files, on disk or io.BytesIO: ids of `dtype`, and uint8 supervision flags."""
+class Fragment(NamedTuple):
+    """What a batch holds of one document: so many tokens, whether it ends there, why it cannot be used if it cannot."""
 
-    def __init__(self, token_file: BinaryIO, flag_file: BinaryIO, dtype: str):
-        self._token_file, self._flag_file = token_file, flag_file
-        self._dtype = np.dtype(dtype)
-        self._at = self._flagged = 0
-        #: Where each complete document begins, and where the last one ends.
-        self.offsets = [0]
-        self.supervised = 0
-        self.largest = -1
-
-    def add(self, token: np.ndarray, supervised: bool | np.ndarray) -> None:
-        """Append to the document at hand; `supervised` for all of it or for each token."""
-        flags = np.broadcast_to(np.asarray(supervised, np.uint8), token.shape)
-        self._token_file.write(token.astype(self._dtype).tobytes())
-        self._flag_file.write(flags.tobytes())
-        self._at += len(token)
-        self._flagged += int(flags.sum())
-        self.largest = max(self.largest, int(token.max(initial=-1)))
-
-    def end(self) -> None:
-        """The document at hand is complete."""
-        if self._at > self.offsets[-1]:
-            self.offsets.append(self._at)
-        self.supervised += self._flagged
-        self._flagged = 0
-
-    def drop(self) -> None:
-        """Forget the document at hand."""
-        self._at, self._flagged = self.offsets[-1], 0
-        for file, width in ((self._token_file, self._dtype.itemsize), (self._flag_file, 1)):
-            file.seek(self._at * width)
-            file.truncate()
+    tokens: int
+    last: bool
+    bad: Bad | None = None
+    conversation: bool = False
 
 
-def store(
-    items: Iterable[Piece | Bad],
-    encoder: Encoder,
-    storage: Storage,
-    refuse: Callable[[Bad], None],
-    progress: Callable[[int, int], None] | None = None,
-) -> Tally:
-    """Encode everything into storage. `refuse` is shown every bad record, and raises or lets it be skipped.
+@dataclass(frozen=True)
+class Coded:
+    """A batch as tokens, end to end. supervised: uint8 a token, None where all are; read: bytes of the sources."""
 
-    progress(bytes read, documents) is called after each batch.
-    """
-    tally = Tally()
-    dropping = False
+    token: np.ndarray
+    supervised: np.ndarray | None
+    fragments: list[Fragment]
+    read: int
 
-    def refused(bad: Bad) -> None:
-        refuse(bad)
-        tally.skipped += 1
-        if len(tally.examples) < EXAMPLES:
-            tally.examples.append(str(bad))
 
-    for batch in _batches(items):
-        texts = [item.content for item in batch if isinstance(item, Piece) and isinstance(item.content, str)]
-        coded = iter(encoder.encode(texts))
+class Coder:
+    """Batches of items to tokens; a function, but for its settings, and can be sent to another process."""
+
+    def __init__(self, tokenizer: Any, reading: Reading):
+        self.encoder = Encoder(tokenizer, reading.eos)
+        self.chat: Chat | None = chat_of(tokenizer, reading.supervise)
+        self._reading = reading
+
+    def __call__(self, batch: list[Item]) -> Coded:
+        """The batch's documents, in order. Raises UserError for a mistake that is not of one record."""
+        pieces: list[Piece | Bad] = []
         for item in batch:
-            if isinstance(item, Bad):
-                refused(item)
+            if isinstance(item, Record):
+                pieces += pieces_of(item, self._reading, self.chat)
+            else:
+                pieces.append(item)
+        read = max((item.read for item in batch if not isinstance(item, Bad)), default=0)
+        fragments: list[Fragment] = []
+        parts: list[tuple[np.ndarray, Any]] = []
+        for fragment, own in self._documents(pieces):
+            fragments.append(fragment)
+            parts += own
+        return Coded(*_laid_together(parts, self.encoder.dtype), fragments, read)
+
+    def _documents(self, pieces: list[Piece | Bad]) -> Iterator[tuple[Fragment, list[tuple[np.ndarray, Any]]]]:
+        """Each document's part of the batch: a fragment, its tokens and which of them are supervised."""
+        coded, end = self._coded(pieces), self.encoder.end
+        parts: list[tuple[np.ndarray, Any]] = []
+        bad: Bad | None = None
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, Bad):
+                yield Fragment(0, True, piece), []
                 continue
-            token = next(coded) if isinstance(item.content, str) else item.content
-            fault = None if dropping else encoder.fault(token)
-            if fault is not None:
-                storage.drop()
-                refused(Bad(item.where, fault))
-                dropping = True
-            if not dropping:
-                storage.add(token, item.supervised)
-                if item.last:
-                    if encoder.end is not None and isinstance(item.content, str):
-                        storage.add(np.array([encoder.end]), True)
-                    storage.end()
-                    tally.documents += 1
-            dropping = dropping and not item.last
-        if progress is not None:
-            read = max((item.read for item in batch if isinstance(item, Piece)), default=0)
-            progress(read, tally.documents)
-    return tally
+            ids, flags = coded[number]
+            if bad is None and isinstance(ids, Bad):
+                bad = ids
+            elif bad is None and (what := self.encoder.fault(ids, given=not _is_text(piece))):
+                bad = Bad(piece.where, what)
+            parts.append((ids, flags))
+            conversation = isinstance(piece.supervised, Spans)
+            if piece.last and end is not None and _is_text(piece) and not conversation:
+                parts.append((np.array([end]), True))
+            if piece.last or number + 1 == len(pieces):
+                kept = [] if bad else parts
+                yield Fragment(sum(len(ids) for ids, _ in kept), piece.last, bad, conversation), kept
+                parts, bad = [], None
+
+    def _coded(self, pieces: list[Piece | Bad]) -> dict[int, tuple[Any, Any]]:
+        """By number: the ids of each piece (or the Bad that they are), and which of them are supervised."""
+        whole = {number: piece for number, piece in enumerate(pieces) if isinstance(piece, Piece)}
+        chats = {number: piece for number, piece in whole.items() if isinstance(piece.supervised, Spans)}
+        texts = {number: piece for number, piece in whole.items() if number not in chats and _is_text(piece)}
+        found: dict[int, tuple[Any, Any]] = {
+            number: (piece.content, piece.supervised)
+            for number, piece in whole.items()
+            if number not in chats and number not in texts
+        }
+        coded = self.encoder.encode([str(piece.content) for piece in texts.values()])
+        found |= {number: (ids, texts[number].supervised) for number, ids in zip(texts, coded, strict=True)}
+        if chats:
+            placed = self.encoder.encode_placed([str(piece.content) for piece in chats.values()])
+            found |= {number: _supervised(chats[number], *its) for number, its in zip(chats, placed, strict=True)}
+        return found
 
 
-def _batches(items: Iterable[Piece | Bad]) -> Iterator[list[Piece | Bad]]:
-    batch: list[Piece | Bad] = []
+def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Items in batches of bounded size, whatever works on them."""
+    batch: list[Item] = []
     size = 0
     for item in items:
         batch.append(item)
-        size += len(item.content) if isinstance(item, Piece) else 0
+        size += 0 if isinstance(item, Bad) else item.size
         if len(batch) >= BATCH or size >= CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _is_text(piece: Piece) -> bool:
+    return isinstance(piece.content, str)
+
+
+def _supervised(piece: Piece, ids: np.ndarray, place: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The ids of a conversation (or the Bad that it is), and which of them lie in its stretches."""
+    assert isinstance(piece.supervised, Spans)
+    start, stop = place.T
+    flags, across = np.zeros(len(ids), bool), False
+    for first, end in piece.supervised.stretches:
+        low, high = np.searchsorted(stop, first, "right"), np.searchsorted(start, end, "left")
+        flags[low:high] = True
+        across = across or bool(low < high and (start[low] < first or stop[high - 1] > end))
+    if across and piece.supervised.exact:
+        return Bad(piece.where, ACROSS), flags
+    if not flags.any():
+        return Bad(piece.where, "the chat template leaves nothing of the assistant's turns to learn from"), flags
+    return ids, flags
+
+
+def _laid_together(
+    parts: list[tuple[np.ndarray, bool | np.ndarray]], dtype: str
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tokens end to end, and their flags where one is not supervised."""
+    token = np.concatenate([ids.astype(dtype, copy=False) for ids, _ in parts]) if parts else np.empty(0, dtype)
+    if all(flags is True for _, flags in parts):
+        return token, None
+    return token, np.concatenate([np.broadcast_to(np.asarray(flags, np.uint8), ids.shape) for ids, flags in parts])

@@ -8,31 +8,50 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from unmask.data.dataset import Dataset
+from unmask.errors import UserError
 from unmask.rows import Document
+
+LongDocuments = Literal["cut", "refuse", "drop"]
 
 
 class Packs:
     """One pass over a dataset as packs of at most `pack_tokens` tokens; `packs[i]` is a list of Documents.
 
-    Documents longer than a pack are cut into chunks of its size, each a Document of its own. len(): packs in a pass;
-    `chunks`: Documents in a pass; `fill`: tokens over room for tokens.
+    Documents longer than a pack are cut into chunks of its size, each a Document of its own; or they are left out and
+    counted (long_documents="drop"), or refused. len(): packs in a pass; `chunks`: Documents in a pass; `tokens`: of
+    the documents that are kept; `dropped`: documents that are not; `fill`: tokens over room for tokens.
     """
 
-    def __init__(self, dataset: Dataset, pack_tokens: int):
+    def __init__(
+        self, dataset: Dataset, pack_tokens: int, long_documents: LongDocuments = "cut", name: str = "the data"
+    ):
         if pack_tokens < 1:
             raise ValueError(f"pack_tokens={pack_tokens}: a pack holds at least one token")
         self.dataset = dataset
         self.pack_tokens = pack_tokens
         parts = -(-dataset.lengths // pack_tokens)
+        long = np.flatnonzero(parts > 1)
+        self.dropped = 0
+        if long_documents == "refuse" and len(long):
+            more = f", and {len(long) - 1:,} more are longer than a pack" if len(long) > 1 else ""
+            raise UserError(
+                f"{name}: document {long[0]} has {dataset.lengths[long[0]]:,} tokens{more}: a pack holds "
+                f"{pack_tokens:,}; raise data.pack_tokens, or set data.long_documents to cut or drop"
+            )
+        if long_documents == "drop":
+            parts[long] = 0
+            self.dropped = len(long)
         self._document = np.repeat(np.arange(len(dataset)), parts)
         first = np.cumsum(parts) - parts
         self._start = (np.arange(len(self._document)) - np.repeat(first, parts)) * pack_tokens
         length = np.minimum(dataset.lengths[self._document] - self._start, pack_tokens)
         pack = best_fit(length, pack_tokens)
+        self.tokens = int(length.sum())
         self._order = np.argsort(pack, kind="stable")
         self._bounds = np.r_[0, np.cumsum(np.bincount(pack))] if len(pack) else np.zeros(1, np.int64)
 
@@ -45,7 +64,7 @@ class Packs:
 
     @property
     def fill(self) -> float:
-        return self.dataset.tokens / max(len(self) * self.pack_tokens, 1)
+        return self.tokens / max(len(self) * self.pack_tokens, 1)
 
     def __getitem__(self, index: int) -> list[Document]:
         return self.documents(index)

@@ -1,30 +1,48 @@
-"""`evaluate`: the likelihood bound of a checkpoint on a file, folder or prepared dataset."""
+"""`evaluate`: the likelihood bound of a checkpoint on files, folders or prepared datasets.
+
+Started by torchrun, the processes share the packs of every set, and every process returns the whole result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.config import DataConfig, EvaluationConfig, TrainingConfig
+from unmask.config import DataConfig, EvaluationConfig, ParallelConfig, TrainingConfig
 from unmask.data import Packs, Sampler, dataset_from
 from unmask.data.sources import exists
 from unmask.errors import UserError
-from unmask.evaluation.bound import Bound, bound, text_bytes
+from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.models import RowModel
-from unmask.models.checkpoints import open_model
+from unmask.models.checkpoints import OpenModel, open_model
+from unmask.parallel.mesh import Mesh, started, world_size
+from unmask.rows import Document
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """A bound; bits_per_byte is None without a tokeniser to turn tokens into text."""
 
-    bound: Bound
+    measured: Measured
     bits_per_byte: float | None
 
-    def asdict(self) -> dict[str, Any]:
-        return {**self.bound.asdict(), "bits_per_byte": self.bits_per_byte}
+    @property
+    def bound(self) -> Bound:
+        return self.measured.bound
+
+    def by_level(self, bins: int) -> list[Level]:
+        """The loss by noise level, in `bins` bins; UserError where there was no noise."""
+        if not len(self.measured.level):
+            raise UserError("eval: an autoregressive model has no noise levels; leave --levels out")
+        return self.measured.by_level(bins)
+
+    def asdict(self, levels: int = 0) -> dict[str, Any]:
+        found = {**self.bound.asdict(), "bits_per_byte": self.bits_per_byte}
+        return found | ({"levels": [level.asdict() for level in self.by_level(levels)]} if levels else {})
 
     def sentence(self) -> str:
         found = self.bound
@@ -34,6 +52,15 @@ class Evaluation:
             text += f", {self.bits_per_byte:.4f} bits per byte"
         chunks = "1 chunk" if found.chunks == 1 else f"{found.chunks:,} chunks"
         return f"{text} ({found.tokens:,} tokens in {chunks})"
+
+    def table(self, levels: int) -> str:
+        """The loss by noise level, a line each."""
+        lines = ["  noise level    nats per masked token    blocks    tokens"]
+        for level in self.by_level(levels):
+            span = f"{level.start:.2f} to {level.stop:.2f}"
+            error = "" if level.blocks < 2 else f" +- {level.standard_error:.4f}"
+            lines.append(f"  {span}   {level.nats_per_token:.4f}{error:<15} {level.blocks:>8,} {level.share:>9.1%}")
+        return "\n".join(lines)
 
 
 def evaluate(
@@ -48,24 +75,95 @@ def evaluate(
 ) -> Evaluation:
     """The bound of `checkpoint` on `data` (whatever `dataset_from` takes).
 
-    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; report: see `bound`.
+    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; report: see `measure`.
     """
+    options: dict[str, Any] = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed}
+    return evaluate_sets(checkpoint, {"": data}, **options, report=report)[""]
+
+
+def evaluate_sets(
+    checkpoint: str | Path,
+    data: Mapping[str, Any],
+    *,
+    draws: int = 1,
+    packs: int = 0,
+    pack_tokens: int = 4096,
+    seed: int = 0,
+    report: Callable[[int, int], None] | None = None,
+) -> dict[str, Evaluation]:
+    """`evaluate` for several sets, by name; all are opened before the first runs. report: over all of them."""
     import torch
 
     EvaluationConfig.parse({"draws": draws, "packs": packs}, "evaluate")
     DataConfig.parse({"pack_tokens": pack_tokens}, "evaluate")
     TrainingConfig.parse({"seed": seed}, "evaluate")
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    with started(ParallelConfig(data_parallel_size=world_size()), torch.device(device)) as mesh:
+        opened = mesh.together(lambda: open_model(checkpoint, device=device))
+        row_model = RowModel(opened.model)
+        chosen = mesh.together(
+            lambda: {name: _packs(source, opened, packs, pack_tokens, seed) for name, source in data.items()}
+        )
+        found: dict[str, Evaluation] = {}
+        before, total = 0, sum(map(len, chosen.values()))
+        for name, its in chosen.items():
 
-    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    if isinstance(data, str | Path) and not exists(data):
-        raise UserError(f"{data}: no such dataset, file or folder")
-    available = Packs(dataset_from(data, opened.tokenizer), pack_tokens)
-    chosen = Sampler(available, min(packs or len(available), len(available)), seed).batch(0)
-    try:
-        found = bound(RowModel(opened.model), opened.objective, chosen, seed=seed, draws=draws, report=report)
-    except NotImplementedError as error:
-        raise UserError(f"{checkpoint}: {error}") from None
-    scored = 0
-    if opened.tokenizer is not None:
-        scored = text_bytes((document for pack in chosen for document in pack), opened.tokenizer)
-    return Evaluation(found, found.bits_per_byte(scored) if scored else None)
+            def count(done: int, _: int, before: int = before) -> None:
+                if report is not None:
+                    report(before + done, total)
+
+            try:
+                measured = measure(
+                    row_model, opened.objective, its, seed=seed, draws=draws, report=count, share=shared(mesh)
+                )
+            except NotImplementedError as error:
+                raise UserError(f"{checkpoint}: {error}") from None
+            except UserError as error:
+                raise UserError(f"{data[name]}: {error}") from None
+            found[name] = Evaluation(measured, _bits_per_byte(measured.bound, its, opened.tokenizer))
+            before += len(its)
+    return found
+
+
+def shared(mesh: Mesh) -> Share:
+    """The copies of the model divide the packs."""
+    return Share(mesh.position["replicate"], mesh.sizes["replicate"], mesh.gathered)
+
+
+def _packs(source: Any, opened: OpenModel, packs: int, pack_tokens: int, seed: int) -> list[list[Document]]:
+    if isinstance(source, str | Path) and not exists(source):
+        raise UserError(f"{source}: no such dataset, file or folder")
+    available = Packs(dataset_from(source, opened.tokenizer), pack_tokens)
+    return Sampler(available, min(packs or len(available), len(available)), seed).batch(0)
+
+
+def _bits_per_byte(bound: Bound, packs: Sequence[Sequence[Document]], tokenizer: Any) -> float | None:
+    scored = text_bytes((document for pack in packs for document in pack), tokenizer) if tokenizer is not None else 0
+    return bound.bits_per_byte(scored) if scored else None
+
+
+def named(data: Sequence[str]) -> dict[str, str]:
+    """From a command line's paths and name=path; a path without a name is its own."""
+    found: dict[str, str] = {}
+    for text in data:
+        name, sign, path = text.partition("=")
+        if not sign or exists(text):
+            name, path = text, text
+        if not name or not path:
+            raise UserError(f"--data {text!r}: write name=path, such as --data code=data/code")
+        if name in found:
+            raise UserError(f"--data {text!r}: {name!r} is named twice; give every set a name of its own")
+        found[name] = path
+    return found
+
+
+def describe(found: Mapping[str, Evaluation], *, alone: bool, levels: int = 0, as_json: bool = False) -> str:
+    """What `unmask eval` prints. alone: of one set, which needs no name."""
+    if as_json:
+        facts = {name: one.asdict(levels) for name, one in found.items()}
+        return json.dumps(next(iter(facts.values())) if alone else facts)
+    lines = []
+    for name, one in found.items():
+        lines.append(one.sentence() if alone else f"{name}: {one.sentence()}")
+        lines += [one.table(levels)] if levels else []
+    return "\n".join(lines)

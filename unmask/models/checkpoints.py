@@ -1,9 +1,11 @@
 """Reading a run's checkpoints: finding them, proving them whole, opening their model.
 
 <run>/config.yaml                  the resolved config
+<run>/run.json                     what the run was started with, once for every start
 <run>/log.jsonl                    one object per logged step
+<run>/best                         a link to the checkpoint of the lowest bound, under checkpoint.best
 <run>/step-00000010/               one checkpoint, complete by the time it has this name
-    .metadata, *.distcp            model, optimiser and random state (torch DCP, reshardable)
+    .metadata, *.distcp            model, averaged weights, optimiser and random state (torch DCP, reshardable)
     state.json                     step, objective, loss scale, and what an exact resume must find unchanged
     hf/                            config.json and the tokeniser
     config.yaml, manifest.json     the manifest holds the size and SHA-256 of every file
@@ -15,8 +17,6 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MANIFEST = "manifest.json"
+BEST = "best"
+#: RUN/ema, RUN/best/ema and so on name the averaged weights of a checkpoint; there is no such folder.
+EMA = "ema"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -122,12 +125,9 @@ def state_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "state.json").read_text(encoding="utf-8"))
 
 
-@contextmanager
-def single_process() -> Iterator[None]:
-    """DCP without a process group warns that it saves and loads in one process, which is what we ask for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
-        yield
+# DCP without a process group warns that it saves and loads in one process, which is what we ask for. Once, and not in
+# a `catch_warnings`: that is no thread's own, and checkpoints may be written in one.
+warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
 
 
 def weights(model: torch.nn.Module) -> dict[str, Any]:
@@ -143,26 +143,50 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     state = {"model": weights(model)}
-    with single_process():
-        dcp.load(state, checkpoint_id=folder, no_dist=True)
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+
+
+@torch.no_grad()
+def load_average(model: torch.nn.Module, folder: Path) -> None:
+    """Put the averaged weights of a verified checkpoint in place of the model's; UserError where it holds none."""
+    import torch.distributed.checkpoint as dcp
+
+    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved}
+    if not live:
+        raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0")
+    wide = {name: torch.promote_types(parameter.dtype, torch.float32) for name, parameter in live.items()}
+    average = {name: torch.empty_like(parameter, dtype=wide[name]) for name, parameter in live.items()}
+    dcp.load({"ema": average}, checkpoint_id=folder, no_dist=True)
+    for name, parameter in live.items():
+        parameter.copy_(average[name])
 
 
 def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
-    """The model of a run folder (its newest checkpoint), of one step's folder, or of an exported HF folder.
+    """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported HF folder.
 
-    dtype: of the parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder
-    that is none of these, and for a damaged checkpoint.
+    A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
+    parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder that is none of
+    these, and for a damaged checkpoint.
     """
     folder = as_path(path, "a run, a step or an exported model")
     if dtype not in (None, *DTYPES):
         raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
     _check_device(device)
+    ema = folder.name == EMA and not folder.exists()
+    folder = folder.parent if ema else folder
     if not folder.is_dir():
-        raise UserError(f"{path}: no such checkpoint folder")
+        missing = folder.name == BEST and folder.parent.is_dir()
+        hint = ": the run keeps its best only with checkpoint.best=true, after an evaluation" if missing else ""
+        raise UserError(f"{path}: no such checkpoint folder{hint}")
+    if folder.name == BEST and folder.is_symlink():
+        folder = folder.parent / folder.readlink()
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
     if step is not None:
-        return _open_step(step, device, dtype)
+        return _open_step(step, device, dtype, ema)
     if (folder / "config.json").exists():
+        if ema:
+            raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
         return _open_exported(folder, device, dtype)
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 
@@ -175,13 +199,15 @@ def _check_device(name: str) -> None:
         raise UserError(f"device={name}: nothing can be put there: {reason}") from None
 
 
-def _open_step(folder: Path, device: str, dtype: str | None) -> OpenModel:
+def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenModel:
     from transformers import AutoTokenizer
 
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
     model = _empty_model(folder / "hf", config.model.dtype)
     load_weights(model, folder)
+    if ema:
+        load_average(model, folder)
     model.to(device, getattr(torch, dtype) if dtype else None).eval()
     adapt(model)
     if config.model.fused:

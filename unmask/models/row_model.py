@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +32,8 @@ class RowBatch:
     """One pack on the model's device; keep it until backward has ended (it holds the plan).
 
     token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows. On several
-    ranks these are the rows that this one holds, and whole(values [n]) gives those of all the pack's labelled rows.
+    ranks these are the rows that this one holds, which are those numbered `held` (int64 [n]) among the pack's labelled
+    rows, and whole(values [n]) gives the values of all of these.
     """
 
     token: Tensor
@@ -42,13 +44,16 @@ class RowBatch:
     count: float
     plan: Plan
     whole: Callable[[Tensor], Tensor] | None = None
+    held: np.ndarray | None = None
 
 
 class Divide(Protocol):
     """The block axis (`unmask.parallel.block.BlockAxis`)."""
 
-    def divide(self, rows: Rows, device: torch.device) -> tuple[Rows, Plan | None, Callable[[Tensor], Tensor]]:
-        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch.whole."""
+    def divide(
+        self, rows: Rows, device: torch.device
+    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor]]:
+        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held and whole."""
         ...
 
 
@@ -123,9 +128,9 @@ class RowModel(nn.Module):
             )
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
-        plan = whole = None
+        plan = held = whole = None
         if self.axis is not None:
-            rows, plan, whole = self.axis.divide(rows, device)
+            rows, plan, held, whole = self.axis.divide(rows, device)
         if plan is None:
             plan = Plan.from_rows(
                 rows,
@@ -149,6 +154,7 @@ class RowModel(nn.Module):
             count=rows.count,
             plan=plan,
             whole=whole,
+            held=held,
         )
 
     def hidden(self, batch: RowBatch) -> Tensor:

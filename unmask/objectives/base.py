@@ -26,11 +26,15 @@ class Head(NamedTuple):
 
 
 class LossTerms(NamedTuple):
-    """sum (a scalar with gradient) over labelled rows, the count that divides it globally, detached metric sums."""
+    """sum (a scalar with gradient) over labelled rows, the count that divides it globally, detached metric sums.
+
+    nll: of every labelled row, [n], detached; None for a loss that has none, whose log then lacks the loss by level.
+    """
 
     sum: Tensor
     count: float  # type: ignore[assignment]  # a tuple (FSDP looks inside tuples), whose own count() nobody calls
     metrics: dict[str, Tensor]
+    nll: Tensor | None = None
 
 
 class Decoding(NamedTuple):
@@ -105,6 +109,10 @@ class Objective(Section):
         """The objective as it stands at `step` of `steps` (block-size schedules); by default unchanged."""
         return self
 
+    def moving(self, step: int, steps: int) -> dict[str, Any]:
+        """Options that change during training, as they stand at `step` of `steps`, for the log; by default none."""
+        return {}
+
     def evaluation(self) -> Objective:
         """The objective whose expected sum / count bounds the negative log-likelihood, in nats per scored token.
 
@@ -114,7 +122,7 @@ class Objective(Section):
         raise NotImplementedError(f"{type(self).__name__} has no likelihood bound")
 
     def reclip(self, level: np.ndarray, loss: np.ndarray) -> Objective:
-        """The objective after an evaluation whose blocks had these (level, loss), as `clip.block_losses` gives them.
+        """The objective after an evaluation whose blocks had these (level, loss), as `clip.scored_blocks` gives them.
 
         By default unchanged; block diffusion with `clip: auto` moves its window of noise levels.
         """
@@ -130,7 +138,8 @@ class Objective(Section):
         total, nll = linear_cross_entropy(
             hidden, head.weight, label, weight, bias=head.bias, softcap=head.softcap, exclude=self.excluded_token
         )
-        return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))})
+        nll = nll.detach()
+        return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))}, nll)
 
     @property
     def excluded_token(self) -> int | None:

@@ -153,6 +153,10 @@ class BlockDiffusion(Objective):
             return self
         return self.model_copy(update={"block_size": size_at(self.block_schedule, step, steps), "block_schedule": None})
 
+    def moving(self, step: int, steps: int) -> dict[str, Any]:
+        """The block size under a block_schedule."""
+        return {} if self.block_schedule is None else {"block_size": size_at(self.block_schedule, step, steps)}
+
     def reclip(self, level: np.ndarray, loss: np.ndarray) -> BlockDiffusion:
         """With `clip: auto`, the objective with the window of lowest loss variance; otherwise itself."""
         return self.model_copy(update={"window": best_clip(level, loss)}) if self.clip == "auto" else self

@@ -18,8 +18,8 @@ LOWEST = 1e-3
 FULL = (LOWEST, 1.0)
 
 
-def block_losses(rows: Rows, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(level, loss) of every scored block of an evaluation's rows, float64 [blocks] each.
+def scored_blocks(rows: Rows, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(level, loss, scored tokens) of every scored block of an evaluation's rows, float64 [blocks] each.
 
     nll float [labelled rows], in the order of rows.labelled. A block that masks k of its n tokens has weight n / k, so
     its level is 1 / weight; its loss is sum(weight * nll) / n, in nats per token.
@@ -31,7 +31,8 @@ def block_losses(rows: Rows, nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     weight = rows.weight[labelled]
     _, first, inverse, masked = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
     tokens = masked * weight[first]
-    return 1.0 / weight[first], np.bincount(inverse, weight * nll, minlength=len(first)) / np.maximum(tokens, 1.0)
+    loss = np.bincount(inverse, weight * nll, minlength=len(first)) / np.maximum(tokens, 1.0)
+    return 1.0 / weight[first], loss, tokens
 
 
 def best_clip(level: np.ndarray, loss: np.ndarray) -> tuple[float, float]:

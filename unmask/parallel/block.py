@@ -120,8 +120,11 @@ class BlockAxis:
     def rank(self) -> int:
         return self.axis.wire.rank
 
-    def divide(self, rows: Rows, device: torch.device) -> tuple[Rows, Plan | None, Callable[[Tensor], Tensor]]:
-        """(this rank's rows, their plan or None for a pack of their own, what makes per-row results whole again)."""
+    def divide(
+        self, rows: Rows, device: torch.device
+    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor]]:
+        """(this rank's rows, their plan or None for a pack of their own, which of all labelled rows are here, what
+        makes per-row results whole again)."""
         config = self.config
         placed = place(
             *(rows, self.layers, self.axis.wire.size, config.placement, config.exchange, self.speeds, config.node_size)
@@ -131,10 +134,10 @@ class BlockAxis:
         self._pairs += int(pairs(local).sum())
         if len(local) == 0:
             local = inert(rows.count)
-        whole = partial(self._whole, index[local.label[: len(index)] != IGNORE], rows.labelled)
-        if placed.placement.SHARED == "none":
-            return local, None, whole
-        return local, self._plan(placed, local, device), whole
+        mine = np.searchsorted(rows.labelled, index[local.label[: len(index)] != IGNORE])
+        whole = partial(self._whole, mine, len(rows.labelled))
+        plan = None if placed.placement.SHARED == "none" else self._plan(placed, local, device)
+        return local, plan, mine, whole
 
     def read(self) -> dict[str, Any]:
         """This rank's rows and their pairs in a full layer, since the last reading."""
@@ -151,9 +154,9 @@ class BlockAxis:
         labelled = torch.from_numpy(local.labelled).to(device) if any(only for _, only in self.layers.kinds) else None
         return Plan(patterns, labelled)
 
-    def _whole(self, mine: np.ndarray, every: np.ndarray, values: Tensor) -> Tensor:
-        """The values of all labelled rows `every`, from those of this rank's rows `mine`."""
-        total = values.new_zeros(len(every))
-        total[torch.from_numpy(np.searchsorted(every, mine)).to(values.device)] = values
+    def _whole(self, mine: np.ndarray, count: int, values: Tensor) -> Tensor:
+        """The values of all `count` labelled rows, from those of this rank's."""
+        total = values.new_zeros(count)
+        total[torch.from_numpy(mine).to(values.device)] = values
         dist.all_reduce(total, group=self.axis.wire.groups[0])
         return total

@@ -20,17 +20,28 @@ from unmask.attention.exchange import Traffic
 
 @dataclass
 class Sums:
-    """group: over which gradients are summed (None: all processes); traffic: where their bytes are counted."""
+    """group: over which gradients are summed (None: all processes); traffic: where their bytes are counted.
+
+    measure: whether `square` adds up the square norm of this process's own gradients, as they go into the sum.
+    """
 
     group: dist.ProcessGroup | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    measure: bool = False
+    square: Tensor | float = 0.0
 
 
-def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> DistributedDataParallel:
+class Summed(DistributedDataParallel):
+    """What `summed` makes; `sums`: what its hook works with."""
+
+    sums: Sums
+
+
+def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> Summed:
     """The module, its gradients summed over a group in the last backward of a step (see `summing`)."""
     sums = sums or Sums()
     # With find_unused_parameters the buckets keep their order: a resumed run adds up in the order of the first one.
-    wrapped = DistributedDataParallel(
+    wrapped = Summed(
         model,
         process_group=sums.group,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -38,6 +49,7 @@ def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> 
         find_unused_parameters=True,
     )
     wrapped.register_comm_hook(sums, _sum)
+    wrapped.sums = sums
     return wrapped
 
 
@@ -46,10 +58,26 @@ def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:
     return nullcontext() if now or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 
+def measure(module: nn.Module, wanted: bool) -> None:
+    """Whether `own_square` is to be measured."""
+    if isinstance(module, Summed):
+        module.sums.measure = wanted
+
+
+def own_square(module: nn.Module) -> Tensor | float:
+    """The square norm of what this process put into the sum since the last call; 0 where that is not measured."""
+    if not isinstance(module, Summed):
+        return 0.0
+    found, module.sums.square = module.sums.square, 0.0
+    return found
+
+
 def _sum(sums: Sums, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     gradients = bucket.buffer()
     ranks = dist.get_world_size(sums.group)
     # What a ring sends: every part but one to the next rank, once to add up and once to hand round.
     sums.traffic.add("parameter gradients", 2 * (ranks - 1) * gradients.numel() * gradients.element_size() // ranks)
+    if sums.measure:
+        sums.square = sums.square + torch.linalg.vector_norm(gradients).double().square()
     work = dist.all_reduce(gradients, group=sums.group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

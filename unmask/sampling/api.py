@@ -1,144 +1,184 @@
-"""`sample`: continue a prompt, or fill a hole between a prompt and a suffix.
-
-A sampler is a function `(network, canvas, options, report)` that fills `canvas` in place. The built-in ones are named
-after the decoding kind they serve: `block` (a block at a time against a KV cache), `full` (the whole sequence at
-every step) and `causal` (a token at a time).
-"""
+"""`sample` and `stream`: continue prompts, or fill the holes of a text, with a trained model."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, overload
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from unmask.data.encoding import Encoder
 from unmask.errors import UserError
-from unmask.objectives import Decoding, rebuild
-from unmask.registry import Registry
-from unmask.sampling.canvas import Canvas, continuation, infill
-from unmask.sampling.network import Network
+from unmask.objectives import Decoding
+from unmask.sampling.canvas import Canvas, Fill
 from unmask.sampling.options import Options
+from unmask.sampling.session import Given, Prompt, Session, Work
 
-samplers = Registry(
-    "sampler",
-    {
-        "block": "unmask.sampling.drivers:block",
-        "full": "unmask.sampling.drivers:full",
-        "causal": "unmask.sampling.drivers:causal",
-    },
-)
+Report = Callable[[Canvas], None]
+
+
+class Hole(NamedTuple):
+    """What one hole was filled with; text: "" without a tokeniser."""
+
+    token: list[int]
+    text: str
 
 
 @dataclass(frozen=True)
 class Sample:
-    """token: the new tokens, without EOS; text: their text ("" without a tokeniser); passes: forward passes used."""
+    """token: the new tokens, without the end token; text: their text ("" without a tokeniser); passes: forward passes
+    it took; prompt: which one it continues, and number: which sample of it; holes: token and text one by one."""
 
     token: list[int]
     text: str
     passes: int
     interrupted: bool
     canvas: Canvas
+    holes: list[Hole]
+    prompt: int = 0
+    number: int = 0
+
+
+@overload
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: Prompt,
+    *,
+    suffix: Given | None = ...,
+    decoding: Decoding | None = ...,
+    end_tokens: Sequence[int] = ...,
+    report: Report | None = ...,
+    **options: Any,
+) -> Sample: ...
+
+
+@overload
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: list[str] | list[Fill] | list[list[int]],
+    *,
+    suffix: Any = ...,
+    decoding: Decoding | None = ...,
+    end_tokens: Sequence[int] = ...,
+    report: Report | None = ...,
+    **options: Any,
+) -> list[Sample]: ...
 
 
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    prompt: str | Sequence[int],
+    prompt: Any,
     *,
-    suffix: str | Sequence[int] | None = None,
+    suffix: Any = None,
     decoding: Decoding | None = None,
-    report: Callable[[Canvas], None] | None = None,
+    end_tokens: Sequence[int] = (),
+    report: Report | None = None,
     **options: Any,
-) -> Sample:
-    """Continue `prompt` by `length` tokens or up to EOS; with a `suffix`, fill a hole of `length` tokens before it.
+) -> Any:
+    """Continue `prompt` by `length` tokens or up to an end token; with a `suffix`, fill a hole of `length` before it.
 
-    prompt, suffix: text, or token ids. decoding: how the model was trained (`objective.decoding`); a folder exported
-    by unmask carries it. options: the fields of `Options`. report: called with the canvas after every step, for a
-    live view. Ctrl-C ends the sampling; what was committed so far is returned, `interrupted` set.
+    prompt: text, token ids, or `Fill.parse("def f(x):[MASK:20]return y")`, whose holes are filled; a list of these
+    gives a list of samples, `num_samples` of each, sampled together: each is what it would be alone with the seed
+    `seed` + its number. suffix: text or token ids, or for a list of prompts a list of these. decoding: how the model
+    was trained (`objective.decoding`); a folder exported by unmask carries it. end_tokens: ids that end a continuation
+    as EOS does. report: called with a canvas after each of its steps, for a live view. options: the fields of
+    `Options`. Ctrl-C ends the sampling; what was committed so far is returned, `interrupted` set.
 
-    Right context: a `full` model sees the whole suffix. A `block` model sees the suffix tokens that share the block
-    being filled and no others; the block grid is moved (by dropping a few leading prompt tokens) so that these are
-    many. A hole longer than a block is filled block by block. A `causal` model refuses a suffix. EOS is never put
-    into a hole, and the mask token never anywhere.
+    Right context: a `full` model sees the whole text. A `block` model sees what shares the block being filled and
+    no more to the right; the block grid is moved (by dropping a few leading prompt tokens) so that this is much. A hole
+    longer than a block is filled block by block. A `causal` model refuses holes. End tokens are never put into a
+    hole, and the mask token never anywhere.
     """
-    chosen = Options.parse(options, "sample")
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
-    if decoding is not None and not isinstance(decoding, Decoding):
-        raise UserError(f"sample: decoding is the objective's, load(folder).objective.decoding, not {_kind(decoding)}")
-    decoding = decoding or _recorded(model)
-    method = chosen.method or decoding.kind
-    sampler = samplers[method]
-    chosen.refuse_unused(method)
-    mask = getattr(model.config, "mask_token_id", None)
-    if mask is None and decoding.kind != "causal":
-        raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
-    eos = tokenizer.eos_token_id if tokenizer is not None else None
-    grid = 1 if method in ("full", "causal") else chosen.block_size or decoding.block_size or 1
-    # A causal model needs no mask token; any id stands in for it, since open positions are never fed to it.
-    filler = mask if mask is not None else 0
-    ends = [_ids(tokenizer, text) for text in (prompt, suffix if suffix is not None else [])]
-    rows = model.get_input_embeddings().weight.shape[0]
-    for given in [*ends[0], *ends[1]]:
-        if not 0 <= given < rows or given == mask:
-            what = "the mask token" if given == mask else f"outside the model's {rows} embeddings"
-            raise UserError(f"sample: the prompt or suffix holds token id {given}, which is {what}")
-    if suffix is None:
-        canvas = continuation(ends[0], chosen.length, filler, eos=eos)
-    else:
-        canvas = infill(ends[0], chosen.length, ends[1], filler, block_size=grid)
-    banned = _banned(model, tokenizer, mask, eos if suffix is not None else None)
-    network = Network(model, decoding, banned)
-    interrupted, training = False, model.training
-    model.eval()
+    session = Session(model, tokenizer, Options.parse(options, "sample"), decoding, end_tokens)
+    several = _is_several(prompt)
+    if session.options.num_samples > 1 and not several:
+        raise UserError(
+            f"sample: num_samples={session.options.num_samples} gives a list: write the prompt in one, [prompt]"
+        )
+    prompts = list(prompt) if several else [prompt]
+    suffixes: list[Any] = list(suffix) if several and _is_several(suffix) else [suffix] * len(prompts)
+    if len(suffixes) != len(prompts):
+        raise UserError(f"sample: {len(suffixes)} suffixes for {len(prompts)} prompts; give one each, or one for all")
+    works = session.works(prompts, suffixes)
+    for _ in session.batches(works, report or (lambda canvas: None)):
+        continue
+    found = [result(session, work) for work in works]
+    return found if several else found[0]
+
+
+class Piece(NamedTuple):
+    """Tokens of a hole that are final, and the text they add: concatenated, the texts are the sample's."""
+
+    hole: int
+    token: list[int]
+    text: str
+
+
+def stream(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    prompt: Prompt,
+    *,
+    suffix: Given | None = None,
+    decoding: Decoding | None = None,
+    end_tokens: Sequence[int] = (),
+    **options: Any,
+) -> Iterator[Piece]:
+    """As `sample` of one prompt, but every finished block at once; Ctrl-C is raised to whoever iterates."""
+    session = Session(model, tokenizer, Options.parse(options, "sample"), decoding, end_tokens)
+    if _is_several(prompt) or session.options.num_samples > 1:
+        raise UserError("stream: it takes one prompt and gives one sample of it; use sample for several")
+    [work] = session.works([prompt], [suffix])
+    return pieces(session, work)
+
+
+def pieces(session: Session, work: Work) -> Iterator[Piece]:
+    """Fill a canvas, and hand out what is final as its sampler finishes blocks."""
+    hole, sent, said = 0, 0, ""
+    for _ in session.steps([work]):
+        while hole < len(work.canvas.holes):
+            token = work.canvas.answer(hole, work.canvas.done)
+            whole = work.canvas.done >= work.canvas.holes[hole][1] or work.canvas.finished
+            text = session.tokenizer.decode(token) if session.tokenizer else ""
+            if not whole and text.endswith("\ufffd"):
+                text = said  # a character's bytes may go on in the next block
+            if len(token) > sent or text != said:
+                yield Piece(hole, token[sent:], text[len(said) :])
+                sent, said = len(token), text
+            if not whole:
+                break
+            hole, sent, said = hole + 1, 0, ""
+
+
+def result(session: Session, work: Work) -> Sample:
+    """What became of a canvas."""
+    found = [work.canvas.answer(hole) for hole in range(len(work.canvas.holes))]
+    holes = [Hole(token, session.tokenizer.decode(token) if session.tokenizer else "") for token in found]
+    return Sample(
+        token=[token for hole in holes for token in hole.token],
+        text="".join(hole.text for hole in holes),
+        passes=work.passes,
+        interrupted=work.interrupted,
+        canvas=work.canvas,
+        holes=holes,
+        prompt=work.prompt,
+        number=work.number,
+    )
+
+
+def _is_several(prompt: Any) -> bool:
+    """Whether a prompt is a list of prompts: anything iterable whose first member is not a token id."""
+    if isinstance(prompt, str | Fill) or not hasattr(prompt, "__len__") or not len(prompt):
+        return False
+    first = next(iter(prompt))
+    if isinstance(first, str | Fill):
+        return True
     try:
-        sampler(network, canvas, chosen, report or (lambda canvas: None))
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        model.train(training)
-    token = canvas.answer()
-    return Sample(token, tokenizer.decode(token) if tokenizer else "", network.passes, interrupted, canvas)
-
-
-def _recorded(model: PreTrainedModel) -> Decoding:
-    record = getattr(model.config, "unmask", None)
-    if not record:
-        raise UserError("sample: the model does not say how it was trained; pass decoding=objective.decoding")
-    return rebuild(record["name"], record["options"]).decoding
-
-
-def _kind(value: Any) -> str:
-    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase | None, text: str | Sequence[int]) -> list[int]:
-    if not isinstance(text, str):
-        try:
-            return [operator.index(token) for token in text]
-        except TypeError:
-            raise UserError(f"sample: a prompt or suffix is text or a list of token ids, not {text!r}") from None
-    if not text:
-        return []
-    if tokenizer is None:
-        raise UserError("sample: this model has no tokeniser, so that a prompt or suffix must be token ids")
-    # As training data is read: a text that spells the mask token is plain characters.
-    return Encoder(tokenizer, eos=False).encode([text])[0].tolist()
-
-
-def _banned(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, mask: int | None, eos: int | None
-) -> Tensor:
-    """bool [vocabulary]: the mask token, EOS in a hole, and padded rows the tokeniser has no text for."""
-    banned = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
-    if tokenizer is not None:
-        banned[len(tokenizer) :] = True
-    for token in (mask, eos):
-        if token is not None:
-            banned[token] = True
-    return banned
+        operator.index(first)
+    except TypeError:
+        return hasattr(first, "__len__")
+    return False

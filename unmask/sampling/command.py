@@ -1,69 +1,144 @@
-"""What `unmask sample` does: open the checkpoint, sample with a live view in a terminal, print the text or its ids."""
+"""What `unmask sample` does: open the checkpoint, sample with a live view in a terminal, print texts or token ids."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from rich.console import Console
 
 from unmask.errors import UserError
 from unmask.models.checkpoints import open_model
-from unmask.sampling.api import Sample, sample
+from unmask.sampling.api import Sample, pieces, result
+from unmask.sampling.canvas import Fill
 from unmask.sampling.display import live
 from unmask.sampling.options import Options
+from unmask.sampling.prompts import Asked
+from unmask.sampling.session import Session, Work
 
-#: A text, or token ids.
-Given = str | list[int]
-
-
-def ends(prompt: tuple[str, str | None], suffix: tuple[str | None, str | None]) -> tuple[Given, Given | None]:
-    """Prompt and suffix from the command line's (text, token ids like "1 2 3") of each; both texts, or both ids."""
-    if prompt[1] is None and suffix[1] is None:
-        return prompt[0], suffix[0]
-    if prompt[0] or suffix[0]:
-        raise UserError("give prompt and suffix as text (--prompt, --suffix) or as ids (--prompt-ids, --suffix-ids)")
-    return _ids("--prompt-ids", prompt[1] or ""), None if suffix[1] is None else _ids("--suffix-ids", suffix[1])
+#: A context that gives report(done, total), for a bar on stderr.
+Progress = Callable[[], AbstractContextManager[Callable[[int, int], None]]]
 
 
-def _ids(option: str, text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split()]
-    except ValueError:
-        raise UserError(f'{option} {text!r}: write token ids, whole numbers such as "1 2 3"') from None
-
-
-def run(checkpoint: Path, overrides: list[str], prompt: Given, suffix: Given | None, as_json: bool) -> Sample:
-    """Print prompt, answer and suffix (as JSON: the answer alone, and what it took), and return the sample.
-
-    Token ids are printed where the prompt or the suffix is given so, and where the model has no tokeniser.
-    """
+def opened(checkpoint: Path, overrides: list[str]) -> Session:
+    """The checkpoint, ready to sample with these options."""
     import torch
-    from rich.console import Console
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("sample runs in one process: start it without torchrun, a part of the prompts each if need be")
     options = Options.read(overrides)
-    opened = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
+    found = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
+    return Session(found.model, found.tokenizer, options, found.objective.decoding)
+
+
+def run(
+    checkpoint: Path,
+    overrides: list[str],
+    wanted: Sequence[Asked],
+    *,
+    stream: bool = False,
+    as_json: bool = False,
+    progress: Progress | None = None,
+) -> bool:
+    """Sample, print what was given with what it was filled with, and return whether Ctrl-C ended it.
+
+    as_json: a line for each sample, with the new tokens alone and what they took. Token ids are printed where something
+    was given so, and where the model has no tokeniser. stream: print finished blocks of a single sample at once.
+    """
+    session = opened(checkpoint, overrides)
+    single = len(wanted) * session.options.num_samples == 1
+    if stream and (as_json or not single):
+        raise UserError("--stream prints the text of one sample as it is written; for several, or JSON, leave it out")
+    names = [one.where for one in wanted] if wanted[0].where else []
+    works = session.works([one.prompt for one in wanted], [one.suffix for one in wanted], names)
     console = Console(stderr=True, highlight=False)
-    watching = console.is_terminal and not as_json and opened.tokenizer is not None
-    view: Any = live(opened.tokenizer, console) if watching else nullcontext()
-    with view as report:
-        result = sample(
-            opened.model,
-            opened.tokenizer,
-            prompt,
-            suffix=suffix,
-            decoding=opened.objective.decoding,
-            report=report,
-            **options.model_dump(),
-        )
+    watching = single and console.is_terminal and not as_json and session.tokenizer is not None
+    if stream and not (watching and sys.stdout.isatty()):
+        return _stream(session, works[0], wanted[0])
+    if single:
+        view: Any = live(session.tokenizer, console) if watching else nullcontext(lambda canvas: None)
+        with view as report:
+            [work] = next(session.batches(works, report))
+        _print(session, work, wanted[0], as_json, sys.stdout)
+        if work.interrupted and not as_json:
+            print("interrupted", file=sys.stderr)
+        return work.interrupted
+    # Where results go to a terminal, they are the progress.
+    bar = progress() if progress and not sys.stdout.isatty() else nullcontext(lambda done, total: None)
+    # A bar takes hold of sys.stdout while it is up, and would put what is printed to stderr.
+    out, done = sys.stdout, 0
+    with bar as report:
+        for batch in session.batches(works):
+            for work in batch:
+                if not as_json:
+                    print(_heading(work, len(wanted), session.options.num_samples), file=out)
+                _print(session, work, wanted[work.prompt], as_json, out)
+            done += len(batch)
+            report(done, len(works))
+            if any(work.interrupted for work in batch):
+                return True
+    return False
+
+
+def _heading(work: Work, prompts: int, samples: int) -> str:
+    parts = [f"prompt {work.prompt + 1}"] if prompts > 1 else []
+    return f"--- {', '.join([*parts, *([f'sample {work.number + 1}'] if samples > 1 else [])])} ---"
+
+
+def _print(session: Session, work: Work, given: Asked, as_json: bool, out: TextIO) -> None:
+    found = result(session, work)
     if as_json:
-        facts = {"text": result.text, "tokens": result.token, "passes": result.passes}
-        print(json.dumps(facts | {"interrupted": result.interrupted}))
-    elif isinstance(prompt, str) and not isinstance(suffix, list) and opened.tokenizer is not None:
-        print(prompt + result.text + (suffix or ""))
+        print(json.dumps(facts(found, given)), file=out, flush=True)
+    elif given.texts and session.tokenizer is not None:
+        print("".join(given.around([hole.text for hole in found.holes])), file=out, flush=True)
     else:
-        print(*prompt, *result.token, *(suffix or []))
-    if result.interrupted and not as_json:
-        print("interrupted", file=sys.stderr)
-    return result
+        parts = given.around([hole.token for hole in found.holes])
+        print(*(token for part in parts for token in part), file=out, flush=True)
+
+
+def facts(found: Sample, given: Asked) -> dict[str, Any]:
+    """A sample as plain values, for JSON."""
+    known: dict[str, Any] = {"text": found.text, "tokens": found.token, "passes": found.passes}
+    known |= {"interrupted": found.interrupted, "prompt": found.prompt, "sample": found.number}
+    if isinstance(given.prompt, Fill):
+        known["holes"] = [{"text": hole.text, "tokens": hole.token} for hole in found.holes]
+    return known
+
+
+def _stream(session: Session, work: Work, given: Asked) -> bool:
+    """Print what is given as it is, and every finished block as it comes."""
+    texts = given.texts and session.tokenizer is not None
+    parts = given.around([None] * len(work.canvas.holes))
+    holes = [place for place, part in enumerate(parts) if part is None]
+    said = False
+
+    def say(part: Any) -> None:
+        nonlocal said
+        text = part if texts else " ".join(map(str, part))
+        print(" " if said and text and not texts else "", text, sep="", end="", flush=True)
+        said = said or bool(text)
+
+    def say_given(first: int, stop: int | None) -> None:
+        for part in parts[first:stop]:
+            if part is not None:
+                say(part)
+
+    at = holes[0]
+    try:
+        say_given(0, at)
+        for piece in pieces(session, work):
+            say_given(at, holes[piece.hole])
+            at = holes[piece.hole] + 1
+            say(piece.text if texts else piece.token)
+        say_given(at, None)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return True
+    finally:
+        print(flush=True)
+    return False

@@ -1,4 +1,4 @@
-"""A canvas as coloured text: the prompt, what was generated, the masks that are left, the suffix."""
+"""A canvas as coloured text: what was given, what was filled in, the masks that are left."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ if TYPE_CHECKING:
 MASK = "▒"
 
 
-def picture(canvas: Canvas, tokenizer: Any) -> Text:
-    """The canvas up to the end of the answer, and the suffix of a hole."""
+def picture(canvas: Canvas, tokenizer: Any, given: bool = True) -> Text:
+    """The canvas up to the end of the answer; given: with what was not to be filled."""
     from rich.text import Text
 
     text = Text()
     token, open_ = canvas.token.tolist(), canvas.open.tolist()
-    stop = canvas.end if canvas.eos is not None else canvas.stop
-    text.append(tokenizer.decode(token[: canvas.start]), style="dim")
-    run: list[int] = []
-    for position in range(canvas.start, stop):
-        if open_[position]:
-            text.append(tokenizer.decode(run), style="bold green")
-            text.append(MASK, style="yellow")
-            run = []
-        else:
-            run.append(token[position])
-    text.append(tokenizer.decode(run), style="bold green")
-    if canvas.suffix:
-        text.append(tokenizer.decode(token[canvas.stop :]), style="dim")
+    before = 0
+    for start, stop in canvas.holes:
+        text.append(tokenizer.decode(token[before:start]) if given else "", style="dim")
+        run: list[int] = []
+        for position in range(start, min(stop, canvas.end)):
+            if open_[position]:
+                text.append(tokenizer.decode(run), style="bold green")
+                text.append(MASK, style="yellow")
+                run = []
+            else:
+                run.append(token[position])
+        text.append(tokenizer.decode(run), style="bold green")
+        before = stop
+    if given and before < len(token):
+        text.append(tokenizer.decode(token[before:]), style="dim")
     return text
 
 
 @contextmanager
-def live(tokenizer: Any, console: Console) -> Iterator[Callable[[Canvas], None]]:
+def live(tokenizer: Any, console: Console, given: bool = True) -> Iterator[Callable[[Canvas], None]]:
     """A `report` for `sample` that redraws the canvas in place after every step, and clears it at the end."""
     from rich.live import Live
 
     with Live(console=console, transient=True, refresh_per_second=12, vertical_overflow="ellipsis") as view:
-        yield lambda canvas: view.update(picture(canvas, tokenizer))
+        yield lambda canvas: view.update(picture(canvas, tokenizer, given))

@@ -2,99 +2,103 @@
 
 block (BD3LM, SDAR, LLaDA2, Fast-dLLM v2): prefill whole clean blocks, denoise the current block against the cache,
 commit it with one clean pass, go on. full (MDLM, LLaDA, Dream): every step sees the whole sequence. causal: AR.
+
+A sampler is a generator: it yields the forward pass it needs and is sent the logits. So it is written down as if its
+canvas were alone, and any number of canvases share their passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 
 import torch
+from torch import Tensor
 
 from unmask.errors import UserError
+from unmask.objectives import Decoding
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.choice import confident, draw
-from unmask.sampling.network import Network
+from unmask.sampling.choice import draw
+from unmask.sampling.network import Clean, Noisy, Pass
 from unmask.sampling.options import Options
+from unmask.sampling.strategies import strategies
 
-#: Called after every change of the canvas.
-Report = Callable[[Canvas], None]
+Steps = Generator[Pass, Tensor, None]
+
+NONE = torch.empty(0, dtype=torch.int64)
+EMPTY = "sample: the prompt is empty, and this model predicts a token from the one before it"
 
 
-def block(network: Network, canvas: Canvas, options: Options, report: Report) -> None:
+def block(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
     """Block by block. The prompt's last, partial block is part of the first noisy one, its tokens fixed.
 
     With a shift the first token of a block has one source, the last clean row before the block: it is committed
     first, from the pass that filled the cache, and costs no pass of its own.
     """
-    size = options.block_size or network.decoding.block_size
+    size = options.block_size or decoding.block_size
     if size is None:
         raise UserError("sample: block_size is needed for a model that was not trained with blocks")
     noise = torch.Generator().manual_seed(options.seed)
-    start = canvas.start // size * size
-    before = network.extend(canvas.token[:start], 0, size) if start else None
-    while True:
+    cached, before = 0, None
+    while not canvas.finished:
+        start = canvas.first_open // size * size
         stop = min(start + size, len(canvas))
-        if network.decoding.shift and canvas.open[start]:
-            first, _ = draw(_known(before)[None], options, torch.rand(1, generator=noise))
-            canvas.fill(torch.tensor([start]), first)
-            report(canvas)
-        _denoise(network, canvas, (start, stop), (start, stop), options, noise, report)
-        if canvas.finished:
-            return
-        before = network.extend(canvas.token[:stop], start, size)
-        start = stop
+        if start > cached:
+            before = yield Clean(cached, start, size, torch.tensor([start - 1]) if decoding.shift else NONE)
+            cached = start
+        if decoding.shift and canvas.open[start]:
+            if before is None:
+                raise UserError(EMPTY)
+            canvas.fill(torch.tensor([start]), draw(before, options, torch.rand(2, 1, generator=noise)).token.cpu())
+        yield from _denoise(canvas, (start, stop), (start, stop), decoding, options, noise)
+        canvas.done = stop
 
 
-def full(network: Network, canvas: Canvas, options: Options, report: Report) -> None:
+def full(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
     """Every step sees the whole sequence; `block_size` fills it from left to right, a block at a time."""
-    if network.decoding.shift and canvas.open[0]:
-        raise UserError("sample: the prompt is empty, and this model predicts a token from the one before it")
+    if decoding.shift and canvas.open[0]:
+        raise UserError(EMPTY)
     noise = torch.Generator().manual_seed(options.seed)
     size = options.block_size or canvas.stop - canvas.start
     for first in range(canvas.start, canvas.stop, size):
         part = (first, min(first + size, canvas.stop))
-        _denoise(network, canvas, (0, len(canvas)), part, options, noise, report)
+        yield from _denoise(canvas, (0, len(canvas)), part, decoding, options, noise)
+        canvas.done = part[1]
 
 
-def causal(network: Network, canvas: Canvas, options: Options, report: Report) -> None:
+def causal(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
     """Token by token, left to right."""
     if canvas.start == 0:
         raise UserError("sample: the prompt is empty, and an autoregressive model needs a first token")
-    if canvas.suffix:
+    if canvas.stop < len(canvas) or len(canvas.holes) > 1:
         raise UserError("sample: an autoregressive model cannot see a suffix; leave it out")
     noise = torch.Generator().manual_seed(options.seed)
-    logits = network.extend(canvas.token[: canvas.start], 0, 1)
-    for position in range(canvas.start, canvas.stop):
-        token, _ = draw(logits[None], options, torch.rand(1, generator=noise))
+    cached = 0
+    while not canvas.finished:
+        position = canvas.first_open
+        logits = yield Clean(cached, position, 1, torch.tensor([position - 1]))
+        cached = position
+        token = draw(logits, options, torch.rand(2, 1, generator=noise)).token.cpu()
         canvas.fill(torch.tensor([position]), token)
-        report(canvas)
-        if canvas.finished:
-            return
-        logits = network.extend(canvas.token[: position + 1], position, 1)
+        canvas.done = position + 1
 
 
 def _denoise(
-    network: Network,
     canvas: Canvas,
     seen: tuple[int, int],
     part: tuple[int, int],
+    decoding: Decoding,
     options: Options,
     noise: torch.Generator,
-    report: Report,
-) -> None:
+) -> Steps:
     """Fill the open positions of `part`; the noisy rows are `seen`, which holds it. Both are (start, stop)."""
+    strategy = strategies[options.strategy]
     step = 0
     while not canvas.finished and len(wanted := canvas.wanted(*part)):
-        logits = network.predict(canvas.token[: seen[1]], seen[0], wanted)
-        token, confidence = draw(logits, options, torch.rand(len(wanted), generator=noise))
-        at_least = 1 if options.steps is None else -(-len(wanted) // max(1, options.steps - step))
-        chosen = confident(confidence, options.threshold, at_least)
-        canvas.fill(wanted[chosen], token[chosen])
-        report(canvas)
+        logits = yield Noisy(*seen, wanted - int(decoding.shift))
+        candidates = draw(logits, options, torch.rand(2, len(wanted), generator=noise))
+        quota = 1 if options.steps is None else -(-len(wanted) // max(1, options.steps - step))
+        chosen = strategy(candidates, quota, options)
+        if not len(chosen):
+            raise UserError(f"sample: strategy={options.strategy} commits nothing, so that sampling would never end")
+        canvas.fill(wanted[chosen.cpu()], candidates.token[chosen].cpu())
         step += 1
-
-
-def _known(logits: torch.Tensor | None) -> torch.Tensor:
-    if logits is None:
-        raise UserError("sample: the prompt is empty, and this model predicts a token from the one before it")
-    return logits

@@ -1,107 +1,123 @@
-"""The forward passes of sampling: clean tokens go into a KV cache once, noisy ones look at it and leave no trace.
+"""The forward passes of sampling: clean tokens go into a KV cache once, noisy ones look at it and leave no trace there.
 
 A block-causal clean row sees the clean rows up to its block's end, a noisy row the clean rows before its block and
-its whole block. So a denoising step over one block is full attention over (cache, block), and so is the clean pass
-that commits a finished block. Sliding layers cache their last window - 1 tokens (transformers' windowed cache), which
-is what a noisy block sees in training too. Where the clean rows of a block do not all see the same (sliding layers, a
-causal clean stream), a block is committed by a pass over the whole clean sequence.
+its whole block: as in training (see `cache`). Rows of any number of sequences share a pass.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from unmask.attention import FULL, Plan
 from unmask.models.check import layer_windows
 from unmask.objectives import Decoding
-from unmask.rows import IGNORE, Rows, Stream, assemble
+from unmask.sampling.cache import Cache, Reads, Segment
+from unmask.sampling.canvas import Canvas
+
+#: Rows that go through the model at once, unless one sequence alone has more.
+ROWS = 8192
 
 
-class BlockCache(DynamicCache):
-    """A DynamicCache that stores a pass's keys and values only while `storing`; else they are shown and dropped."""
+@dataclass(frozen=True)
+class Noisy:
+    """A pass over tokens [start, stop) as one noisy block, the clean tokens before `start` being in the cache.
 
-    storing = True
+    rows: int64 [n], positions in [start, stop) whose logits are wanted.
+    """
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.storing:
-            return super().update(key, value, layer_idx, *args, **kwargs)
-        layer = self.layers[layer_idx]
-        if not layer.is_initialized:
-            return key, value
-        return torch.cat([layer.keys, key], dim=-2), torch.cat([layer.values, value], dim=-2)
+    start: int
+    stop: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A pass that puts tokens [start, stop) into the cache, those before `start` being there: whole blocks of `size`.
+
+    rows: as of Noisy. With a shift, the last row of a clean block equals the last row of a noisy block without a
+    mask: it predicts the first token of the next block.
+    """
+
+    start: int
+    stop: int
+    size: int
+    rows: Tensor
+
+
+#: What a sampler asks for: the network answers each pass with logits [len(rows), vocabulary].
+Pass = Noisy | Clean
 
 
 class Network:
-    """A model as the samplers see it. `passes` counts forward passes.
+    """A model, and the cache of the canvases that are sampled together. `passes` counts forward passes, `taken` those
+    that each canvas had rows in.
 
-    banned: bool [vocabulary], tokens that are never sampled; shift: row i predicts token i + 1.
+    cached: keep the clean tokens' keys and values; else they are computed again for every pass that sees them.
     """
 
-    def __init__(self, model: PreTrainedModel, decoding: Decoding, banned: Tensor):
-        self.model = model
-        self.decoding = decoding
-        self.banned = banned.to(model.device)
+    def __init__(self, model: PreTrainedModel, decoding: Decoding, canvases: Sequence[Canvas], *, cached: bool = True):
+        self.model, self.decoding, self.canvases, self.cached = model, decoding, canvases, cached
         self.windows = tuple(dict.fromkeys(layer_windows(model)))
+        self.cache = Cache([len(canvas) for canvas in canvases])
+        self.sizes = [1] * len(canvases)
         self.passes = 0
-        self.cache = BlockCache(config=model.config)
+        self.taken = [0] * len(canvases)
 
-    def predict(self, token: Tensor, start: int, wanted: Tensor) -> Tensor:
-        """Logits [len(wanted), vocabulary] of positions `wanted`: noisy tokens [start, len(token)) against the cache.
+    def run(self, asked: dict[int, Pass]) -> dict[int, Tensor]:
+        """Logits [n, vocabulary], at least fp32, on the model's device, of what each canvas (by number) asks for."""
+        answers: dict[int, Tensor] = {}
+        group: list[tuple[int, Pass, list[Segment]]] = []
+        size = 0
+        for number, one in asked.items():
+            segments = self._segments(number, one)
+            rows = sum(map(len, segments))
+            if group and size + rows > ROWS:
+                answers |= self._forward(group)
+                group, size = [], 0
+            group.append((number, one, segments))
+            size += rows
+        return answers | self._forward(group)
 
-        With a shift the first position of the span is the business of the row before it: see `extend`.
-        """
-        rows = wanted - start - int(self.decoding.shift)
-        return self._forward(token, start, FULL, rows, store=False)
-
-    def extend(self, token: Tensor, start: int, block_size: int) -> Tensor:
-        """Put the clean tokens [start, len(token)) into the cache; the logits [vocabulary] of the last row.
-
-        The last row of a clean block equals the last row of a noisy block without a mask: with a shift it predicts
-        the first token of the next block, as in training.
-        """
-        new = len(token) - start
-        clean_size = 1 if self.decoding.causal else block_size
-        seen_alike = new == 1 or (new <= clean_size and start % clean_size == 0 and self.windows == (None,))
-        plan: Any = FULL
-        if not seen_alike:
-            self.cache, start = BlockCache(config=self.model.config), 0
-            plan = Plan.from_rows(clean_rows(token, clean_size), windows=self.windows, device=self.model.device)
-        last = torch.tensor([len(token) - start - 1])
-        return self._forward(token, start, plan, last, store=True)[0]
+    def _segments(self, number: int, one: Pass) -> list[Segment]:
+        """The rows that answer a pass, the one's own last."""
+        if isinstance(one, Noisy):
+            own = Segment(number, one.start, one.stop, 0)
+            again = [] if self.cached or not one.start else [Segment(number, 0, one.start, self.sizes[number])]
+            return [*again, own]
+        self.sizes[number] = 1 if self.decoding.causal else one.size
+        if self.cached:
+            return [Segment(number, one.start, one.stop, self.sizes[number])]
+        return [Segment(number, 0, one.stop, self.sizes[number])] if len(one.rows) else []
 
     @torch.no_grad()
-    def _forward(self, token: Tensor, start: int, plan: Any, rows: Tensor, *, store: bool) -> Tensor:
+    def _forward(self, group: Sequence[tuple[int, Pass, list[Segment]]]) -> dict[int, Tensor]:
+        """One forward pass over the segments of all."""
+        packed = [segment for _, _, segments in group for segment in segments]
+        if not packed:
+            return {number: torch.empty(0) for number, _, _ in group}
+        rows, first = [], 0
+        for number, one, segments in group:
+            self.taken[number] += bool(segments)
+            first += sum(map(len, segments))
+            # The rows that are wanted are among the last segment's, which ends here.
+            rows.append(one.rows - one.stop + first)
         device = self.model.device
+        token = torch.cat([self.canvases[s.sequence].token[s.start : s.stop] for s in packed])
+        position = torch.cat([torch.arange(s.start, s.stop) for s in packed])
         self.passes += 1
-        self.cache.storing = store
+        keep = self.cached and any(segment.clean or segment.start for segment in packed)
         output = self.model(
-            input_ids=token[None, start:].to(device),
-            position_ids=torch.arange(start, len(token), device=device)[None],
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=rows.to(device),
-            plan=plan,
+            input_ids=token[None].to(device),
+            position_ids=position[None].to(device),
+            logits_to_keep=torch.cat(rows).to(device),
+            plan=Reads(self.cache, packed, self.windows, device, keep),
+            use_cache=False,
         )
         logits = output.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits.masked_fill(self.banned, -torch.inf).cpu()
-
-
-def clean_rows(token: Tensor, block_size: int) -> Rows:
-    """The rows of one clean sequence: row i sees the tokens up to the end of its block (block size 1: causal)."""
-    n = len(token)
-    index = np.arange(n)
-    stream = Stream(
-        token=token.numpy(),
-        position=index,
-        lo=np.zeros(n, np.int64),
-        hi=np.minimum((index // block_size + 1) * block_size, n),
-        label=np.full(n, IGNORE),
-        weight=np.zeros(n),
-    )
-    return assemble([(stream, None)], 0.0)
+        parts = logits.split([len(wanted) for wanted in rows])
+        return {number: part for (number, _, _), part in zip(group, parts, strict=True)}

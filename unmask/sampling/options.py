@@ -9,6 +9,11 @@ from pydantic import ConfigDict, Field
 from unmask.config import Section, apply_override
 from unmask.errors import UserError
 
+#: Options that only one of the built-in strategies reads.
+OWN = {"threshold": "threshold", "dynamic": "factor", "entropy": "gamma"}
+#: The built-in strategies; what one of somebody else's reads is not known.
+STRATEGIES = ("low_confidence", "threshold", "dynamic", "entropy", "margin", "random")
+
 
 class Options(Section):
     """Options of every sampler."""
@@ -21,24 +26,44 @@ class Options(Section):
     method: str | None = None
     #: Tokens denoised together; empty: the model's block size, or (`full`) everything at once.
     block_size: int | None = Field(default=None, ge=1)
-    #: Commit every token whose probability exceeds this, always at least one (Fast-dLLM); 1 turns it off.
+    #: Which masks are committed at a step: low_confidence, threshold, dynamic, entropy, margin or random.
+    strategy: str = "threshold"
+    #: Of `threshold`: commit every token whose probability exceeds this, always at least one; 1 turns it off.
     threshold: float = Field(default=0.9, ge=0, le=1)
-    #: Denoising steps per block: at least masks / steps tokens are committed in each (LLaDA; with a threshold, SDAR).
+    #: Of `dynamic`: commit the n most confident tokens, the largest n with (n + 1)(1 - confidence of the n-th) below.
+    factor: float = Field(default=1.0, gt=0)
+    #: Of `entropy`: commit the largest set whose entropies (nats), the largest left out, add up to at most this.
+    gamma: float = Field(default=0.1, ge=0)
+    #: Denoising steps per block: at least masks / steps tokens are committed in each; empty: at least one token.
     steps: int | None = Field(default=None, ge=1)
     #: 0 takes the most probable token.
     temperature: float = Field(default=0.0, ge=0)
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: Of every random draw.
+    #: Of every random draw; sample n of a prompt has the seed seed + n.
     seed: int = Field(default=0, ge=0, lt=2**63)
+    #: Samples of every prompt.
+    num_samples: int = Field(default=1, ge=1)
+    #: Texts that go through the model together.
+    batch_size: int = Field(default=16, ge=1)
+    #: Keep the keys and values of finished blocks; false computes them again at every step, for comparison.
+    cache: bool = True
 
     def refuse_unused(self, method: str) -> None:
         """UserError for an option that plays no part in this sampling; of a sampler of one's own nothing is known."""
         needs = {}
+        known = method in ("block", "full") and self.strategy in STRATEGIES
         if method == "causal":
-            needs = dict.fromkeys(("block_size", "threshold", "steps"), "a sampler that fills masks, not method=causal")
+            fills = ("block_size", "strategy", *OWN.values(), "steps")
+            needs = dict.fromkeys(fills, "a sampler that fills masks, not method=causal")
+        elif known:
+            needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
+        if method == "full":
+            needs["cache"] = "clean blocks that can be kept, which method=full has not"
         if self.temperature == 0:
             needs["top_p"] = "a temperature above 0"
+            if method == "causal" or (known and self.strategy != "random"):
+                needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
         for option, need in needs.items():
             value = getattr(self, option)
             if value != type(self).model_fields[option].default:

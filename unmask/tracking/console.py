@@ -34,12 +34,15 @@ class ConsoleTracker:
             self._progress.start()
 
     def log(self, record: Record) -> None:
-        if self._mode == "none":
+        if self._mode == "none" or record["kind"] == "rollback":  # a message tells of it
             return
         if record["kind"] == "evaluation":
-            error = record["standard_error"]
-            known = "" if math.isnan(error) else f" +- {error:.4f}"  # of one chunk there is none
-            self.message(f"step {record['step']}: validation {record['nats_per_token']:.4f}{known} nats per token")
+            several = [key.removeprefix("nats_per_token") for key in record if key.startswith("nats_per_token/")]
+            for end in several or [""]:
+                error = record[f"standard_error{end}"]
+                known = "" if math.isnan(error) else f" +- {error:.4f}"  # of one chunk there is none
+                bound = f"{record[f'nats_per_token{end}']:.4f}{known} nats per token"
+                self.message(f"step {record['step']}: {end[1:] or 'validation'} {bound}")
         elif self._progress is not None:
             self._progress.update(self._task, completed=record["step"], total=record["steps"], status=status(record))
         else:

@@ -13,7 +13,8 @@ from unmask.tracking import Record, Start
 
 
 class JsonLines:
-    """Appends records and flushes each. A resumed run first drops the lines written after the step it goes on from."""
+    """Appends records and flushes each. A resumed run, and one that goes back after a loss spike, first drops the lines
+    written after the step it goes on from."""
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
@@ -26,6 +27,11 @@ class JsonLines:
 
     def log(self, record: Record) -> None:
         assert self._file is not None, "log() before start()"
+        if record["kind"] == "rollback":
+            path = Path(self._file.name)
+            self._file.close()
+            truncate(path, record["step"], ("evaluation",))
+            self._file = path.open("a", encoding="utf-8")
         finite = {key: _finite(value) for key, value in record.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
@@ -82,8 +88,8 @@ def _again(record: Record, kind: str, step: int) -> bool:
     return record["step"] > step or (record["step"] == step and kind == "step")
 
 
-def truncate(path: Path, step: int) -> None:
-    """Drop what a run that goes on after `step` will write again: later steps, and evaluations from `step` on.
+def truncate(path: Path, step: int, kinds: tuple[str, ...] = ("evaluation", "rollback")) -> None:
+    """Drop what a run that goes on after `step` will write again: later steps, and from `step` on records of `kinds`.
 
     A last line that a killed process left unfinished goes too.
     """
@@ -93,7 +99,7 @@ def truncate(path: Path, step: int) -> None:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if record["step"] <= step - (record["kind"] == "evaluation"):
+        if record["step"] <= step - (record["kind"] in kinds):
             kept.append(line + "\n")
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")

@@ -1,7 +1,8 @@
 """Writing a run's checkpoints, and taking a run up from one (the layout is in `unmask.models.checkpoints`).
 
 A checkpoint appears whole or not at all: it is written to a hidden folder, summed, flushed to the disk and renamed.
-Tensors go through torch DCP, so that a later run may load them on another number of ranks.
+Tensors go through torch DCP, so that a later run may load them on another number of ranks. In the background a thread
+does the same from a copy in memory: training waits for the copy only.
 """
 
 from __future__ import annotations
@@ -9,37 +10,113 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 
+from unmask.config import CheckpointConfig
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
+from unmask.training.ema import Ema
+from unmask.training.optimizers import SETTINGS
+
+
+class Best(NamedTuple):
+    """The lowest bound of a run, in nats per token, and the step that had it."""
+
+    step: int
+    bound: float
 
 
 class Checkpoints:
-    """The checkpoints of one run: `save` and `load` the model, optimiser, random state and a JSON state."""
+    """The checkpoints of one run: `save` and `load` the model, averages, optimiser, random state and a JSON state.
 
-    def __init__(self, run: Path, model: Any, optimizer: torch.optim.Optimizer, keep: int = 2):
-        self.run, self.model, self.optimizer, self.keep = run, model, optimizer, keep
+    `with checkpoints:` waits for one that is being written when the block ends by anything but a second signal.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        config: CheckpointConfig | None = None,
+        ema: Ema | None = None,
+    ):
+        self.run, self.model, self.optimizer, self.ema = run, model, optimizer, ema
+        self.config = config or CheckpointConfig()
+        self.best: Best | None = None
+        self._writer: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None and (kind is None or issubclass(kind, Exception)):
+            self._writer.join()
 
     def save(self, step: int, state: dict[str, Any], config: str, tokenizer: Any = None) -> Path:
-        """Write the checkpoint of `step`; returns its folder. UserError when the disk does not take it."""
+        """Write the checkpoint of `step`; returns its folder. UserError when the disk does not take it.
+
+        In the background that error comes from the next `save` or `wait`, and `failed` tells of it before.
+        """
+        self.wait()
+        text = json.dumps({"step": step, "best": self.best, **state}, indent=1)
+        tensors = self._tensors()
+        if not self.config.asynchronous:
+            self._write(step, tensors, text, config, tokenizer)
+        else:
+            # A clone, on a CPU too: the step that follows changes the live ones.
+            tensors = tree_map_only(torch.Tensor, lambda each: each.detach().to("cpu", copy=True), tensors)
+            self._begin(lambda: self._write(step, tensors, text, config, tokenizer))
+        return layout.step_folder(self.run, step)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last checkpoint that went to the background could not be written."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong with it."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _begin(self, write: Callable[[], None]) -> None:
+        def work() -> None:
+            try:
+                write()
+            except Exception as error:
+                self._error = error
+
+        # A daemon: a second signal ends the process at once, and leaves a hidden folder that the next save sweeps away.
+        self._writer = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._writer.start()
+
+    def _write(self, step: int, tensors: dict[str, Any], state: str, config: str, tokenizer: Any) -> None:
         final = layout.step_folder(self.run, step)
         temporary = self.run / f".{final.name}.tmp"
         with _disk(final, temporary):
             for left in self.run.glob(".step-*.tmp"):  # of a process that was killed
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
-            self._write_tensors(temporary)
+            self._write_tensors(temporary, tensors)
             self.model.config.save_pretrained(temporary / "hf")
             if tokenizer is not None:
                 tokenizer.save_pretrained(temporary / "hf")
             (temporary / "config.yaml").write_text(config, encoding="utf-8")
-            (temporary / "state.json").write_text(json.dumps({"step": step, **state}, indent=1), encoding="utf-8")
+            (temporary / "state.json").write_text(state, encoding="utf-8")
             manifest = {"format": 1, "step": step, "files": layout.describe(temporary)}
             (temporary / layout.MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             _flush(temporary)
@@ -47,40 +124,58 @@ class Checkpoints:
             os.replace(temporary, final)
             _flush_folder(self.run)
         self._forget_old()
-        return final
+        self._link_best()
+
+    def mark_best(self, best: Best) -> None:
+        """`best`, whose checkpoint has been saved, is the lowest bound so far."""
+        self.wait()
+        self.best = best
+        self._link_best()
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Verify `folder`, restore everything from it in place and return its JSON state."""
+        """Verify `folder`, restore everything from it in place and return its JSON state.
+
+        The optimiser's settings stay the config's. Averages that the checkpoint lacks start from its weights.
+        """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
         layout.verify(folder)
         saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        settings = [{key: group[key] for key in SETTINGS if key in group} for group in self.optimizer.param_groups]
         state = self._tensors()
-        state["random"] = {name: value for name, value in state["random"].items() if f"random.{name}" in saved}
-        with layout.single_process():
-            dcp.load(state, checkpoint_id=folder, no_dist=True)
+        for part in {"random", "ema"} & set(state):
+            state[part] = {name: value for name, value in state[part].items() if f"{part}.{name}" in saved}
+            if not state[part]:
+                del state[part]
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
         torch.set_rng_state(state["random"]["cpu"])
         if "cuda" in state["random"]:
             torch.cuda.set_rng_state(state["random"]["cuda"])
-        return layout.state_of(folder)
+        if self.ema is not None and "ema" not in state:
+            self.ema.restart()
+        found = layout.state_of(folder)
+        self.best = Best(*found["best"]) if found.get("best") else None
+        return found
 
     def _tensors(self) -> dict[str, Any]:
-        """What DCP saves, and fills in place when it loads: model and optimiser tensors are the live ones."""
+        """What DCP saves, and fills in place when it loads: the live tensors of model, averages and optimiser."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         random = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
         optimizer = get_optimizer_state_dict(self.model, self.optimizer)
-        return {"model": layout.weights(self.model), "optimizer": optimizer, "random": random}
+        found = {"model": layout.weights(self.model), "optimizer": optimizer, "random": random}
+        return found if self.ema is None else {**found, "ema": self.ema.average}
 
-    def _write_tensors(self, folder: Path) -> None:
+    def _write_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
         import torch.distributed.checkpoint as dcp
 
-        with layout.single_process():
-            dcp.save(self._tensors(), checkpoint_id=folder, no_dist=True)
+        dcp.save(tensors, checkpoint_id=folder, no_dist=True)
 
     def _set_aside(self, step: int) -> None:
         """Checkpoints at or after `step` belong to a history this run left when it went on from an earlier one."""
@@ -93,12 +188,26 @@ class Checkpoints:
 
     def _forget_old(self) -> None:
         steps = layout.saved_steps(self.run)
-        for step in steps[: -self.keep] if self.keep else []:
+        for step in steps[: -self.config.keep] if self.config.keep else []:
+            if self.best is not None and step == self.best.step:
+                continue
             # Renamed first: a half-deleted folder must not look like a checkpoint.
             folder = layout.step_folder(self.run, step)
             doomed = folder.with_name(f".{folder.name}.tmp")
             os.replace(folder, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+    def _link_best(self) -> None:
+        """Point `best` to the best checkpoint; where there is none (any more) the link goes."""
+        link = self.run / layout.BEST
+        target = None if self.best is None else layout.step_folder(self.run, self.best.step)
+        if target is None or not target.is_dir():
+            link.unlink(missing_ok=True)
+            return
+        temporary = self.run / f".{layout.BEST}.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)
+        os.replace(temporary, link)
 
 
 @contextmanager

@@ -32,7 +32,8 @@ KEPT = 0.5
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device. activations: of the largest micro-batch, with everything else that lives only for a while.
+    """Bytes on one device. averages: of the weights (`training.ema`); activations: of the largest micro-batch, with
+    everything else that lives only for a while.
 
     On a CPU also allocator, an allowance for what malloc keeps after tensors have gone, and process, what is in memory
     besides (libraries, data); on a GPU both are 0, for its peak is that of the tensors alone.
@@ -41,6 +42,7 @@ class Footprint:
     parameters: int
     gradients: int
     optimizer: int
+    averages: int
     activations: int
     allocator: int
     process: int
@@ -136,9 +138,10 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
     temporary = max(0, ledger.peak - held - gradients - states) + passing
+    averages = sum(each.numel() * max(4, each.element_size()) for each in trained) if training.ema else 0
     if run.device.type != "cpu":
-        return Footprint(held, gradients, states, temporary, 0, 0)
-    return Footprint(held, gradients, states, temporary, round(KEPT * temporary), max(0, resident - held))
+        return Footprint(held, gradients, states, averages, temporary, 0, 0)
+    return Footprint(held, gradients, states, averages, temporary, round(KEPT * temporary), max(0, resident - held))
 
 
 def _size(value: Any) -> int:

@@ -11,7 +11,12 @@ from unmask.config import OptimizerConfig
 from unmask.registry import Registry
 
 #: name -> callable(parameter groups, OptimizerConfig) -> torch optimiser
-optimizers = Registry("optimizer", {"adamw": "unmask.training.optimizers:adamw"})
+optimizers = Registry(
+    "optimizer", {"adamw": "unmask.training.optimizers:adamw", "muon": "unmask.training.muon:MuonAdamW"}
+)
+
+#: Keys of a parameter group that follow the config, also in a run that goes on from a checkpoint of another config.
+SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr_fn")
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -20,20 +25,23 @@ def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: decayed matrices, and the rest.
+    """Up to three parameter groups, by their `role`: hidden (matrices inside of layers), decayed (other matrices) and
+    kept, which is not decayed.
 
     Norms and biases are not decayed, nor are embeddings: every step shrinks all of their rows, but only the tokens it
-    met push back. Tied weights count once, as embeddings.
+    met push back. Tied weights count once, as embeddings. Other matrices are the head's and stacked experts'.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    head = {id(parameter) for parameter in output.parameters()} if output is not None else set()
+    members: dict[str, list[nn.Parameter]] = {"hidden": [], "decayed": [], "kept": []}
     for parameter in model.parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim >= 2 and id(parameter) not in embeddings
-            (decayed if matrix else kept).append(parameter)
-    candidates = [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
-    return [group for group in candidates if group["params"]]
+            hidden = parameter.ndim == 2 and id(parameter) not in head
+            members[("hidden" if hidden else "decayed") if matrix else "kept"].append(parameter)
+    decay = {"hidden": weight_decay, "decayed": weight_decay, "kept": 0.0}
+    return [{"params": found, "weight_decay": decay[role], "role": role} for role, found in members.items() if found]
 
 
 def adamw(parameters: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:

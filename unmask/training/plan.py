@@ -12,8 +12,9 @@ from unmask.parallel.block import Layers, Placed, place
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
+from unmask.training.batches import micro_batches
 from unmask.training.footprint import footprint
-from unmask.training.trainer import continued, micro_batches
+from unmask.training.resume import continued
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
 PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backward")
@@ -35,12 +36,14 @@ def plan(config: Config) -> dict[str, Any]:
         "objective": config.objective.name,
         "mask_token_id": run.objective.mask_token_id,
         "device": str(run.device),
-        "documents": len(run.dataset),
-        "tokens": int(run.dataset.tokens),
+        "documents": run.packs.documents,
+        "tokens": run.packs.tokens,
+        **({"dropped_documents": run.packs.dropped} if run.packs.dropped else {}),
         "packs": len(run.packs),
         "fill": round(float(run.packs.fill), 4),
         "steps": run.steps,
         "epochs": round(run.steps / run.sampler.steps_per_epoch, 4),
+        **sources(run),
         "tokens_per_step": sum(len(document) for pack in batch for document in pack),
         "micro_batches_per_step": len(micro),
         "rows_first_step": sum(len(rows) for rows in micro),
@@ -53,6 +56,22 @@ def plan(config: Config) -> dict[str, Any]:
     }
 
 
+def sources(run: setup.Run) -> dict[str, Any]:
+    """Of several sources: what each one is, and how much of it the run sees, in lists by source."""
+    mixture = run.packs
+    if len(mixture.sources) == 1:
+        return {}
+    passes = mixture.passes(run.steps * run.config.training.batch_size)
+    tokens = [source.packs.tokens for source in mixture.sources]
+    seen = [count * own for count, own in zip(passes, tokens, strict=True)]
+    return {
+        "sources": [source.name.removeprefix("data.train=") for source in mixture.sources],
+        "source_tokens": tokens,
+        "source_share": [round(count / sum(seen), 4) for count in seen],
+        "source_passes": [round(count, 4) for count in passes],
+    }
+
+
 def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, dict[str, Any]]]) -> dict[str, Any]:
     """Bytes of the first step on one device, of several ranks the one with most rows; None where unknown."""
     elsewhere = 0
@@ -62,8 +81,8 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
         micro = [division.local(int(np.argmax(counts)))[1]] * len(micro)
         elsewhere = int((division.rows.block < 0).sum() - (micro[0].block < 0).sum())
     found = footprint(run, micro, max(0, elsewhere))
-    parts = ("parameters", "gradients", "optimizer", "activations", "allocator", "process", "peak")
-    names = ("parameter", "gradient", "optimizer", "activation", "allocator", "process", "peak")
+    parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
+    names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
     return {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
 
 
@@ -109,6 +128,8 @@ def table(facts: dict[str, Any]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if isinstance(value, list) and isinstance(value[0], str):
+        return ", ".join(value)
     if isinstance(value, list):
         return ", ".join(f"{each / 2**20:,.1f} MB" if "bytes" in name else f"{each:,}" for each in value)
     if name.endswith("_bytes") and value is not None:

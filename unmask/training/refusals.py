@@ -11,31 +11,93 @@ from unmask.config import Config
 from unmask.errors import UserError
 from unmask.objectives import Objective
 from unmask.rows import Document
+from unmask.training.noise_scale import measurable
+from unmask.training.schedules import in_steps
+
+#: Keys of `optimizer` that only muon reads, and keys of `schedule` that only some schedules of ours read.
+MUON = ("muon_learning_rate", "momentum", "nesterov", "ns_steps", "adjust_lr")
+OF_SCHEDULE = {"floor": ("cosine", "linear", "wsd"), "decay": ("wsd",), "decay_shape": ("wsd",)}
 
 
 def check_settings(config: Config, objective: Objective) -> None:
     """Raise UserError for settings that others leave without effect."""
-    training, schedule = config.training, config.schedule
+    training = config.training
     if training.steps is not None and training.epochs != _default(training, "epochs"):
         raise UserError(
             f"training.epochs={training.epochs} has no effect beside training.steps={training.steps}: "
             f"set training.steps=null, or leave epochs out"
         )
-    if schedule.name == "constant" and schedule.floor != _default(schedule, "floor"):
-        raise UserError(f"schedule.floor={schedule.floor} has no effect: schedule.name=constant stays at the peak")
+    _check_names(config)
     if config.model.mask_noise_steps and objective.decoding.kind == "causal":
         raise UserError(
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
             f"objective.name={config.objective.name} places no mask token; set it to 0"
         )
+    _check_spike(config)
+    reason = measurable(config)
+    if config.log.noise_scale is True and reason is not None:
+        raise UserError(f"log.noise_scale=true: it cannot be measured here: {reason}; use auto or false")
+    profile = config.log.profile
+    if not profile.steps and (profile.memory or profile.start != _default(profile, "start")):
+        raise UserError("log.profile: nothing is watched with log.profile.steps=0: give the number of steps to watch")
 
 
-def check_warmup(config: Config, steps: int) -> None:
-    """Raise UserError when a run of `steps` ends before its learning rate has reached the peak."""
-    if config.schedule.warmup > max(1, steps):
+def _check_names(config: Config) -> None:
+    """Keys that the chosen optimiser or schedule does not read; those of a plug-in are its own business."""
+    optimizer, schedule = config.optimizer, config.schedule
+    for key in MUON if optimizer.name == "adamw" else ():
+        if getattr(optimizer, key) != _default(optimizer, key):
+            raise UserError(f"optimizer.{key}={getattr(optimizer, key)} has no effect: optimizer.name=adamw; use muon")
+    for key, readers in OF_SCHEDULE.items() if schedule.name in ("cosine", "linear", "constant", "wsd") else ():
+        if schedule.name not in readers and getattr(schedule, key) != _default(schedule, key):
+            raise UserError(
+                f"schedule.{key}={getattr(schedule, key)} has no effect: schedule.name={schedule.name} does not read "
+                f"it, {' and '.join(readers)} do{'es' if len(readers) == 1 else ''}"
+            )
+
+
+def _check_spike(config: Config) -> None:
+    spike = config.training.spike
+    if not spike.factor:
+        for key in ("window", "rollbacks"):
+            if getattr(spike, key) != _default(spike, key):
+                raise UserError(f"training.spike.{key}={getattr(spike, key)} has no effect: training.spike.factor is 0")
+        return
+    if spike.factor <= 1:
         raise UserError(
-            f"schedule.warmup={config.schedule.warmup:g} is longer than the run, which has {steps} steps: "
+            f"training.spike.factor={spike.factor:g}: every other loss would be a spike; give a factor above 1, or 0"
+        )
+    if not config.checkpoint.every:
+        raise UserError("training.spike.factor needs checkpoints to go back to: set checkpoint.every")
+
+
+def check_evaluation(config: Config, validation: Any) -> None:
+    """Raise UserError for settings that need validation data, or averaged weights, and do not have them."""
+    if isinstance(validation, dict) and not validation:
+        raise UserError("data.validation: names no set; give {name: path, ...}, or leave it out")
+    if config.checkpoint.best and validation is None:
+        raise UserError("checkpoint.best goes by the likelihood bound: give data.validation")
+    if not config.evaluation.ema and not config.training.ema:
+        raise UserError("evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights")
+
+
+def check_steps(config: Config, steps: int) -> None:
+    """Raise UserError for what does not fit into a run of `steps`."""
+    schedule, profile = config.schedule, config.log.profile
+    if schedule.warmup > max(1, steps):
+        raise UserError(
+            f"schedule.warmup={schedule.warmup:g} is longer than the run, which has {steps} steps: "
             f"give fewer, or a fraction of all steps (below 1)"
+        )
+    if schedule.name == "wsd" and in_steps(schedule.warmup, steps) + in_steps(schedule.decay, steps) > max(1, steps):
+        raise UserError(
+            f"schedule.warmup={schedule.warmup:g} and schedule.decay={schedule.decay:g} are longer than the run, which "
+            f"has {steps} steps: give fewer, or fractions of all steps (below 1)"
+        )
+    if profile.steps and profile.start + profile.steps > steps:
+        raise UserError(
+            f"log.profile watches steps {profile.start + 1} to {profile.start + profile.steps}, and the run has "
+            f"{steps}: give a smaller log.profile.start or fewer log.profile.steps"
         )
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask import tracking
-from unmask.config import Config
-from unmask.data import Packs, Sampler, dataset_from, load_tokenizer, open_dataset
+from unmask.config import Config, DataConfig, SourceConfig
+from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.models import RowModel, load
@@ -24,6 +24,7 @@ from unmask.parallel import apply
 from unmask.parallel.mesh import world_size
 from unmask.training import refusals
 from unmask.training.optimizers import optimizers
+from unmask.training.schedules import schedules
 
 if TYPE_CHECKING:
     from unmask.data import Dataset
@@ -43,10 +44,10 @@ class Run:
     row_model: RowModel
     tokenizer: Any
     objective: Objective
-    dataset: Dataset
-    packs: Packs
+    packs: Mixture
     sampler: Sampler
-    validation: list[list[Document]] | None
+    #: Name -> packs of every validation set; one that was given without a name is called "validation".
+    validation: dict[str, list[list[Document]]]
     steps: int
 
     @property
@@ -64,6 +65,15 @@ class Run:
         """The context that the model runs in."""
         return torch.autocast(self.device.type, dtype=self.dtype if self.autocast else None, enabled=self.autocast)
 
+    def notes(self) -> list[str]:
+        """What whoever starts the run should know about its data."""
+        return [
+            f"{source.name}: {source.packs.dropped:,} of {len(source.packs.dataset):,} documents are longer than "
+            f"data.pack_tokens={self.config.data.pack_tokens} and left out"
+            for source in self.packs.sources
+            if source.packs.dropped
+        ]
+
     def fingerprint(self) -> dict[str, Any]:
         """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
         shapes = {name: list(parameter.shape) for name, parameter in self.model.named_parameters()}
@@ -73,7 +83,8 @@ class Run:
             "training.seed": self.config.training.seed,
             "training.batch_size": self.config.training.batch_size,
             "data.pack_tokens": self.config.data.pack_tokens,
-            "data.train": dataset_hash(self.dataset),
+            "data.long_documents": self.config.data.long_documents,
+            "data.train": data_hash(self.packs),
             "optimizer.name": self.config.optimizer.name,
             "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": shapes},
         }
@@ -91,6 +102,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         )
     refusals.check_settings(config, objective)
     optimizers[config.optimizer.name]
+    schedules[config.schedule.name]
     tracking.check(config.log)
     path = Path(config.checkpoint.path)
     refusals.check_writable(path)
@@ -102,12 +114,14 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
 
     train = config.data.train if train is None else train
     validation = config.data.validation if validation is None else validation
+    refusals.check_evaluation(config, validation)
     if train is None:
         raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
     if getattr(objective, "clip", None) == "auto" and (validation is None or not config.evaluation.every):
         raise UserError("objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
-    tokenizer = _tokenizer(config, train)
-    dataset = _dataset(train, tokenizer, "data.train")
+    sources = _sources(train)
+    tokenizer = _tokenizer(config, [source for _, source, _ in sources])
+    packs = _mixture(config, sources, tokenizer)
     loaded = load(
         config.model,
         tokenizer,
@@ -115,14 +129,15 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         device=device,
         vocab_size=None if tokenizer is None else len(tokenizer),
     )
-    _check_vocabulary(loaded.model, loaded.tokenizer, dataset)
-    packs = Packs(dataset, config.data.pack_tokens)
+    for source in packs.sources:
+        _check_vocabulary(loaded.model, loaded.tokenizer, source)
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
-    refusals.check_warmup(config, steps)
+    refusals.check_steps(config, steps)
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
-    refusals.check_targets(objective, packs, f"data.train={_name(train)}")
-    held_out = None if validation is None else _validation(config, validation, loaded.tokenizer, objective)
+    for source in packs.sources:
+        refusals.check_targets(objective, source.packs, source.name)
+    held_out = _validation(config, validation, loaded.tokenizer, objective)
     row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(
@@ -133,7 +148,6 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         row_model=row_model,
         tokenizer=loaded.tokenizer,
         objective=objective,
-        dataset=dataset,
         packs=packs,
         sampler=sampler,
         validation=held_out,
@@ -148,6 +162,12 @@ def _settings(model: Any) -> dict[str, Any]:
     return json.loads(json.dumps(fields, default=str))
 
 
+def data_hash(packs: Mixture) -> str | list[Any]:
+    """What the training data are: a hash, of several sources [hash, share of the packs] each."""
+    hashes = [dataset_hash(source.packs.dataset) for source in packs.sources]
+    return hashes[0] if len(hashes) == 1 else [list(pair) for pair in zip(hashes, packs.shares, strict=True)]
+
+
 def dataset_hash(dataset: Dataset) -> str:
     """A hash of all tokens and of where a loss may be taken; a prepared dataset's manifest holds it already."""
     if dataset.manifest is not None:
@@ -160,13 +180,50 @@ def dataset_hash(dataset: Dataset) -> str:
     return total.hexdigest()
 
 
-def _tokenizer(config: Config, source: Any) -> Any:
-    """The tokeniser that is asked for, else the prepared dataset's, else the model's own; None for plain token ids."""
+def paths_of(data: Any) -> str | list[dict[str, Any]] | None:
+    """Data named by paths, as data.train takes them: of a path, or a list of pathlib.Path or {path, weight}; else None.
+
+    A list of strings is a list of texts.
+    """
+    if isinstance(data, str | Path):
+        return str(data)
+    if isinstance(data, list) and data and all(map(_is_source, data)):
+        items = [{"path": item} if isinstance(item, Path) else item for item in data]
+        return [{**item, "path": str(item["path"])} for item in items]
+    return None
+
+
+def _is_source(item: Any) -> bool:
+    return isinstance(item, Path) or (isinstance(item, dict) and "path" in item and set(item) <= {"path", "weight"})
+
+
+def _sources(train: Any) -> list[tuple[str, Any, float | None]]:
+    """(name, what `dataset_from` takes, weight) of every source. train: what data.train holds, or data in memory."""
+    listed = paths_of(train)
+    if isinstance(listed, list):
+        train = DataConfig.parse({"train": listed}, "data").train
+    if isinstance(train, list) and train and isinstance(train[0], SourceConfig):
+        return [(f"data.train={item.path}", item.path, item.weight) for item in train]
+    return [(f"data.train={_name(train)}", train, None)]
+
+
+def _mixture(config: Config, sources: list[tuple[str, Any, float | None]], tokenizer: Any) -> Mixture:
+    opened = []
+    for name, source, weight in sources:
+        dataset = _dataset(source, tokenizer, "data.train")
+        packs = Packs(dataset, config.data.pack_tokens, config.data.long_documents, name)
+        opened.append(Source(name, packs, weight))
+    return Mixture(opened)
+
+
+def _tokenizer(config: Config, sources: list[Any]) -> Any:
+    """The tokeniser that is asked for, else a prepared dataset's, else the model's own; None for plain token ids."""
     if config.data.tokenizer:
         return load_tokenizer(config.data.tokenizer)
-    if isinstance(source, str | Path) and is_dataset(Path(source)):
-        own = open_dataset(source).tokenizer_path
-        return None if own is None else load_tokenizer(own)
+    for source in sources:
+        if isinstance(source, str | Path) and is_dataset(Path(source)):
+            own = open_dataset(source).tokenizer_path
+            return None if own is None else load_tokenizer(own)
     if config.model.name is None:
         return None
     model = Path(config.model.name)
@@ -189,17 +246,28 @@ def _name(source: Any) -> Any:
     return source if isinstance(source, str | Path) else type(source).__name__
 
 
-def _validation(config: Config, source: Any, tokenizer: Any, objective: Objective) -> list[list[Document]]:
-    """The first evaluation.packs packs of the validation set, the same at every evaluation."""
-    refusals.check_bound(objective)
-    packs = Packs(_dataset(source, tokenizer, "data.validation"), config.data.pack_tokens)
-    count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
-    chosen = Sampler(packs, count, config.training.seed).batch(0)
-    refusals.check_targets(objective, chosen, f"data.validation={_name(source)}")
-    return chosen
+def _validation(config: Config, given: Any, tokenizer: Any, objective: Objective) -> dict[str, list[list[Document]]]:
+    """The first evaluation.packs packs of every validation set, the same at every evaluation."""
+    found = {}
+    for name, source in named(given).items():
+        refusals.check_bound(objective)
+        key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
+        dataset, data = _dataset(source, tokenizer, key), config.data
+        packs = Packs(dataset, data.pack_tokens, data.long_documents, key)
+        count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
+        found[name] = Sampler(packs, count, config.training.seed).batch(0)
+        refusals.check_targets(objective, found[name], f"{key}={_name(source)}")
+    return found
 
 
-def _check_vocabulary(model: Any, tokenizer: Any, dataset: Dataset) -> None:
+def named(validation: Any) -> dict[str, Any]:
+    """Validation sets by name; none for None."""
+    if isinstance(validation, dict):
+        return validation
+    return {} if validation is None else {"validation": validation}
+
+
+def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
     """Raise UserError when a token id has no row in the model's embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
@@ -209,12 +277,13 @@ def _check_vocabulary(model: Any, tokenizer: Any, dataset: Dataset) -> None:
                 f"use the model's own tokeniser, or leave vocab_size out of model.config"
             )
         return
+    dataset = source.packs.dataset
     if dataset.manifest is not None:
         largest = dataset.manifest.vocabulary - 1
     else:
         largest = max(int(dataset.document(index)[0].max(initial=0)) for index in range(len(dataset)))
     if largest >= rows:
-        raise UserError(f"data.train holds the token id {largest} and the model has {rows} embeddings")
+        raise UserError(f"{source.name}: holds the token id {largest} and the model has {rows} embeddings")
 
 
 def device_of(config: Config) -> torch.device:

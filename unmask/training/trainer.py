@@ -7,11 +7,9 @@ random is a function of (seed, step) or (seed, document): a resumed run repeats 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ import torch
 from unmask import tracking
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, as_path
+from unmask.evaluation import shared
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
@@ -28,13 +27,24 @@ from unmask.rows import Document, Rows, flops
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
 from unmask.training import activations, optimizers, schedules, setup
-from unmask.training.checkpoint import Checkpoints
-from unmask.training.evaluate import evaluate
+from unmask.training import record as records
+from unmask.training.batches import grouped, micro_batches
+from unmask.training.checkpoint import Best, Checkpoints
+from unmask.training.determinism import deterministic
+from unmask.training.ema import Ema
+from unmask.training.evaluate import evaluate, numbers
 from unmask.training.guards import FiniteGuard
+from unmask.training.levels import LevelLosses
+from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
+from unmask.training.noise_scale import NoiseScale, measurable, square
+from unmask.training.profile import Profile
+from unmask.training.resume import continued
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter, memory
+from unmask.training.spikes import SpikeGuard
+from unmask.training.summary import Summary
 
 if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
@@ -42,42 +52,6 @@ if TYPE_CHECKING:
 
 #: Called after every step with the trainer and the step's record; it may call `trainer.stop()`, `trainer.message(...)`.
 Callback = Callable[["Trainer", Record], None]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended. loss: of the last step; interrupted: the number of the signal that ended it, if one did."""
-
-    step: int
-    steps: int
-    loss: float | None
-    path: Path
-    checkpoint: Path | None
-    interrupted: int | None = None
-    validation: Bound | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """The summary as plain values, for JSON."""
-        bound = self.validation
-        return {
-            "step": self.step,
-            "steps": self.steps,
-            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
-            "path": str(self.path),
-            "checkpoint": self.checkpoint and str(self.checkpoint),
-            "interrupted": self.interrupted,
-            "nats_per_token": bound and bound.nats_per_token,
-            "standard_error": bound and bound.standard_error,
-        }
-
-    def sentence(self, again: str) -> str:
-        """What a person wants to know at the end; `again` is the command that continues an interrupted run."""
-        if self.interrupted is not None:
-            saved = f"saved {self.checkpoint}" if self.checkpoint else "nothing was trained yet"
-            return f"stopped at step {self.step} of {self.steps}: {saved}; continue with: {again}"
-        if self.loss is None:
-            return f"{self.path} is complete at step {self.step}: {self.checkpoint}"
-        return f"trained {self.step} steps, loss {self.loss:.4f}: {self.checkpoint}"
 
 
 #: How to make what `Trainer` takes.
@@ -98,7 +72,8 @@ class Trainer:
     Trainer(config=Config.load("run.yaml")).train(). Explicit arguments win over the config's.
 
     model_name: a folder with config.json, or a .gguf file; checkpoint_path: the run's folder, from which an earlier
-    run is continued; callbacks: called after every step. Bad input raises UserError, a sentence.
+    run is continued; callbacks: called after every step; repeat: another run that this one does again (`record.again`).
+    Bad input raises UserError, a sentence.
     """
 
     def __init__(
@@ -109,6 +84,7 @@ class Trainer:
         checkpoint_path: str | Path | None = None,
         config: Config | None = None,
         callbacks: Sequence[Callback] = (),
+        repeat: records.Repeat | None = None,
     ):
         for name, value, kind in (("config", config, Config), ("parallel_config", parallel_config, ParallelConfig)):
             if value is not None and not isinstance(value, kind):
@@ -119,7 +95,9 @@ class Trainer:
             checkpoint_path = str(checkpoint_path and as_path(checkpoint_path, "a run (checkpoint_path)"))
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise UserError(f"Trainer: callbacks is a list of functions, not {callbacks!r}")
-        self.config = _replaced(config or Config(), "checkpoint", path=checkpoint_path)
+        self.repeat = repeat
+        config = config or (Config() if repeat is None else repeat.config)
+        self.config = _replaced(config, "checkpoint", path=checkpoint_path)
         if model_name is not None:
             self.config = _replaced(self.config, "model", name=str(model_name))
             self.config.model.config = None
@@ -138,12 +116,15 @@ class Trainer:
     ) -> Summary:
         """Train to the end, or until a signal, and save.
 
-        train_dataset, val_dataset: a path, a list of texts or records, or a datasets.Dataset; epochs: passes over the
-        data (then config.training.steps does not count); batch_size: packs of data.pack_tokens tokens per update.
+        train_dataset, val_dataset: a path, a list of texts or records, or a datasets.Dataset; train_dataset also a list
+        of pathlib.Path or of {"path": ..., "weight": ...}, which are mixed; val_dataset also {name: any of these};
+        epochs: passes over the data (then config.training.steps does not count); batch_size: packs of data.pack_tokens
+        tokens per update.
         """
         self._configure(train_dataset, val_dataset, epochs, batch_size)
-        with mesh.started(self.config.parallel, setup.device_of(self.config)) as self.mesh:
-            self._train(train_dataset, val_dataset)
+        with deterministic(self.config.training.deterministic):
+            with mesh.started(self.config.parallel, setup.device_of(self.config)) as self.mesh:
+                self._train(train_dataset, val_dataset)
         return Summary(
             step=self.step,
             steps=self.steps,
@@ -151,7 +132,7 @@ class Trainer:
             path=self.run.path,
             checkpoint=self._saved,
             interrupted=self._signal if self._unfinished() else None,
-            validation=self._bound,
+            validations=self._bounds,
         )
 
     def _train(self, train_dataset: Any, val_dataset: Any) -> None:
@@ -159,18 +140,28 @@ class Trainer:
         self.mesh.agree(
             {**self.run.fingerprint(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
         )
+        notes = self.mesh.together(self._compare)
         self._build()
         with ExitStack() as held:
             self.mesh.by_first(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
             self.mesh.by_first(self._write_config)
-            self._run(resumed)
+            self._run([*notes, *([f"going on from {resumed}"] if resumed else [])])
 
-    def _run(self, resumed: Path | None) -> None:
-        with Interrupt() as self._interrupt, self.mesh.naming(), self._tracking():
-            if resumed is not None:
-                self.message(f"going on from {resumed}")
+    def _compare(self) -> list[str]:
+        """What may make this run another one than the one it repeats."""
+        return [] if self.repeat is None else records.compare(self.repeat, self.run, self.mesh.size)
+
+    def _run(self, notes: list[str]) -> None:
+        with ExitStack() as held:
+            self._interrupt = held.enter_context(Interrupt())
+            for each in (self.mesh.naming(), self._tracking(), self.checkpoints, closing(self.loader)):
+                held.enter_context(each)
+            for note in [*notes, *self.run.notes()]:
+                self.message(note)
             self._loop()
+            self.profile.close(self.step, self.message)
+            self.mesh.by_first(self.checkpoints.wait)
 
     def stop(self) -> None:
         """End the run after the step in progress; it is saved and can be continued."""
@@ -195,7 +186,10 @@ class Trainer:
         if epochs is not None:
             self.config.training.steps = None
         paths = {"train": train, "validation": validation}
-        named = {key: str(value) for key, value in paths.items() if isinstance(value, str | Path)}
+        found = {key: setup.paths_of(value) for key, value in paths.items()}
+        named: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
+        if isinstance(validation, dict) and all(isinstance(value, str | Path) for value in validation.values()):
+            named["validation"] = {name: str(value) for name, value in validation.items()}
         self.config = Config.parse(
             _replaced(self.config, "data", **named).model_dump(warnings=False), "arguments of Trainer"
         )
@@ -206,17 +200,23 @@ class Trainer:
         self.step, self.steps = 0, run.steps
         self.objective: Objective = run.objective
         self.optimizer = optimizers.build(run.model, self.config.optimizer)
+        self._peaks = [group.get("lr", self.config.optimizer.learning_rate) for group in self.optimizer.param_groups]
+        self.ema = Ema(run.model, training.ema) if training.ema else None
         self.scaler = torch.amp.GradScaler(run.device.type, enabled=training.precision == "fp16")
-        self.guard = FiniteGuard()
+        self.guard, self.spikes = FiniteGuard(), SpikeGuard(training.spike)
+        self.levels = LevelLosses(self.config.log.levels)
+        self.noise = NoiseScale() if self.config.log.noise_scale and measurable(self.config) is None else None
         self.meter = Meter(run.device, run.dtype)
-        self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, keep=self.config.checkpoint.keep)
+        self.loader = Loader(self._load)
+        self.profile = Profile(self.config.log.profile, run.path, self.mesh.rank, run.device)
+        self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, self.config.checkpoint, self.ema)
         self._trackers: list[Tracker] = tracking.build(self.config.log, self.message) if self.mesh.first else []
         self._stopping = False
         self._signal: int | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
         self._loss: float | None = None
         self._saved: Path | None = None
-        self._bound: Bound | None = None
+        self._bounds: dict[str, Bound] = {}
         self._mask_noise = None
         if self.config.model.mask_noise_steps:
             embedding, mask = run.model.get_input_embeddings(), needs_mask(run.objective)
@@ -228,11 +228,16 @@ class Trainer:
                 layer.compile(fullgraph=True)
         self.module: Any
         self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
+        # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
+        single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
+        data.measure(self.module, self.noise is not None and single)
 
     def _write_config(self) -> None:
         try:
             self.run.path.mkdir(parents=True, exist_ok=True)
             (self.run.path / "config.yaml").write_text(self.config.dump(), encoding="utf-8")
+            if self._loss is None and self.step < self.steps:
+                records.write(self.run, self.step, self.mesh.size)
         except OSError as error:
             raise UserError(f"checkpoint.path={self.run.path}: cannot be written: {error.strerror}") from None
 
@@ -254,9 +259,14 @@ class Trainer:
         if self._evaluation_due():
             self._evaluate()
         while self.step < self.steps and not self._ending():
-            record = self._train_step()
+            with self.profile.around(self.step, self.message):
+                record = self._train_step()
+            if self.spikes.sees(record["loss"]) and self._rolled_back(record["loss"]):
+                if self._evaluation_due():  # as a resumed run does: the checkpoint is older than it
+                    self._evaluate()
+                continue
             if self.step % self.config.log.every == 0 or self.step == self.steps:
-                record |= {**self.meter.read(), **self._ranks(), "time": time.time()}
+                record |= {**self.levels.read(), **self.meter.read(), **self._ranks(), "time": time.time()}
                 self._log(record)
             for callback in self.callbacks:
                 callback(self, record)
@@ -267,21 +277,22 @@ class Trainer:
             # Saved first: a run that dies while it evaluates repeats the evaluation, not the steps.
             if self._evaluation_due() and not self._ending():
                 self._evaluate()
-                if self._ending() and self._saved != layout.step_folder(self.run.path, self.step):
-                    self._save()
+                if self._ending():
+                    self._save_once()
 
     def _train_step(self) -> Record:
         """One update. A step whose loss or gradient is not finite changes no weight, but counts: data, noise and
         learning rate are functions of the step alone."""
         run, training = self.run, self.config.training
         self.meter.start()
-        batch = run.sampler.batch(self.step)
-        objective = self.objective.at(self.step, self.steps)
-        part = self.mesh.position["replicate"], self.mesh.sizes["replicate"]
-        micro = micro_batches(objective, batch, training.seed, training.micro_batch, part)
-        rate = schedules.multiplier(self.config.schedule, self.step, self.steps) * self.config.optimizer.learning_rate
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        batch, objective, micro = self.loader.get((self.step, self.steps, self.spikes.offset, self.objective))
+        if self.step + 1 < self.steps:
+            self.loader.ahead((self.step + 1, self.steps, self.spikes.offset, self.objective))
+        noisy = needs_mask(objective) if objective.decoding.kind != "causal" else None
+        self.levels.start(micro, grouped(batch, training.micro_batch, self._part), noisy)
+        share = schedules.multiplier(self.config.schedule, self.step, self.steps)
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = share * peak
         if self._mask_noise is not None:
             self._mask_noise.at(self.step)
 
@@ -291,7 +302,7 @@ class Trainer:
         norm = self._clip()
         update = self.guard.allows(loss, norm, overflow_is_scale=self.scaler.is_enabled())
         if update:
-            self.scaler.step(self.optimizer)
+            self._update(norm)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -304,11 +315,40 @@ class Trainer:
             "kind": "step",
             "step": self.step,
             "steps": self.steps,
-            "epoch": self.step * training.batch_size / len(run.packs),
+            "epoch": (self.step + self.spikes.offset) * training.batch_size / len(run.packs),
+            "loss": loss,
+            "learning_rate": share * self.config.optimizer.learning_rate,
+            "grad_norm": norm,
+            **metrics,
+            "tokens": tokens,
+            **self.objective.moving(self.step - 1, self.steps),
         }
-        record |= {"loss": loss, "learning_rate": rate, "grad_norm": norm, **metrics}
-        record |= {"tokens": tokens}
+        record |= run.packs.tokens_of(batch)
+        if own_rate := self.config.optimizer.muon_learning_rate:
+            record["muon_learning_rate"] = share * own_rate
+        if self.noise is not None:
+            record["noise_scale"] = self.noise.value
         return record if update else record | self._skipped(norm)
+
+    def _load(self, key: tuple[int, int, int, Objective]) -> tuple[list[list[Document]], Objective, list[Rows]]:
+        """(packs, the objective as it stands, this replica's rows) of step `step` of `steps`, a function of the key."""
+        step, steps, offset, objective = key
+        batch, training = self.run.sampler.batch(step + offset), self.config.training
+        present = objective.at(step, steps)
+        return batch, present, micro_batches(present, batch, training.seed, training.micro_batch, self._part)
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        """(r, R): this process computes for replica r of R."""
+        return self.mesh.position["replicate"], self.mesh.sizes["replicate"]
+
+    def _update(self, norm: float) -> None:
+        """The optimiser's step, and what follows the weights and the gradient."""
+        self.scaler.step(self.optimizer)
+        if self.ema is not None:
+            self.ema.update(self.step)
+        if self.noise is not None:
+            self.noise.update(norm, self.config.training.batch_size)
 
     def _forward_backward(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
         """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
@@ -319,25 +359,45 @@ class Trainer:
         own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
         count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
         # A process that has nothing to learn from still takes its part in the sums, where there are any.
-        passed = [rows for rows in micro if len(rows.labelled)] or (micro[:1] if labels_in_all else [])
+        passed = [n for n, rows in enumerate(micro) if len(rows.labelled)] or ([0] if micro and labels_in_all else [])
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
-        for rows in passed:
-            batch = row_model.collate(rows)
-            with data.summing(self.module, rows is passed[-1]):
+        for number in passed:
+            batch = row_model.collate(micro[number])
+            with data.summing(self.module, number == passed[-1]):
                 with self.run.arithmetic():
                     terms = self.module(batch, objective)
                 self.scaler.scale(terms.sum / (count or 1.0)).backward()
             for name, value in {"loss": terms.sum, **terms.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
+            self.levels.see(number, batch.held, terms.nll)
+            if self.noise is not None and number == passed[0] != passed[-1]:
+                self.noise.see(square(self._gradients()))
         # Read only now: on a GPU every reading waits for the work before it.
-        means = dict(zip(sums, self.mesh.sum([float(value) for value in sums.values()]), strict=True))
+        own = [float(value) for value in sums.values()]
+        means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
         return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
 
+    def _sum_up(self, own: list[float], parts: int, counts: bool) -> list[float]:
+        """The sums of `own` over all processes; those of the loss by level and of the noise scale go the same way.
+
+        parts: micro-batches with labels, of this process; counts: whether it speaks for its packs.
+        """
+        levels = self.levels.mine(counts)
+        noise = [] if self.noise is None else self.noise.mine(data.own_square(self.module), parts)
+        found = self.mesh.sum([*own, *levels, *noise])
+        end = len(own) + len(levels)
+        self.levels.take(found[len(own) : end])
+        if self.noise is not None:
+            self.noise.take(found[end:], self.scaler.get_scale())
+        return found[: len(own)]
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.run.model.parameters() if parameter.grad is not None]
+
     def _clip(self) -> float:
         """The norm of the whole gradient, which is scaled down to `training.clip` where that is smaller."""
-        gradients = [parameter.grad for parameter in self.run.model.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(self._gradients())
         if self.config.training.clip:
             torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), self.config.training.clip, norm)
         return float(norm)
@@ -363,9 +423,13 @@ class Trainer:
         return {key: [theirs[key] for theirs in everyone] for key in mine}
 
     def _agree_on_signal(self) -> None:
-        """A signal that one process received ends the run on all of them, after the same step."""
-        stop, number = self.mesh.largest([float(self._stopping), float(self._interrupt.signal or 0)])
+        """A signal that one process received ends the run on all of them, after the same step; so does a checkpoint
+        that could not be written meanwhile."""
+        mine = [self._stopping, self._interrupt.signal or 0, self.checkpoints.failed]
+        stop, number, failed = self.mesh.largest([float(value) for value in mine])
         self._stopping, self._signal = bool(stop), int(number) or None
+        if failed:
+            self.mesh.by_first(self.checkpoints.wait)
 
     def _ending(self) -> bool:
         if self.mesh.size == 1:
@@ -381,7 +445,7 @@ class Trainer:
     def _evaluation_due(self) -> bool:
         every = self.config.evaluation.every
         due = self.step == self.steps or (every > 0 and self.step > 0 and self.step % every == 0)
-        return self.run.validation is not None and due
+        return bool(self.run.validation) and due
 
     def _evaluate(self) -> None:
         """The likelihood bound on the validation packs; `clip: auto` then chooses its noise levels."""
@@ -391,23 +455,24 @@ class Trainer:
             if self._signal is not None:
                 raise _Abandoned
 
+        averaged = self.ema is not None and self.config.evaluation.ema
         try:
-            self._bound, self.objective = evaluate(self.run, self.objective, self.step, self.steps, watch)
+            with self.ema.applied() if self.ema is not None and averaged else nullcontext():
+                self._bounds, self.objective = evaluate(
+                    self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)
+                )
         except _Abandoned:
             self.message(f"step {self.step}: evaluation given up; the continued run makes it")
             return
         self._evaluated = self.step
-        self._log(
-            {
-                "kind": "evaluation",
-                "step": self.step,
-                "steps": self.steps,
-                "nats_per_token": self._bound.nats_per_token,
-                "standard_error": self._bound.standard_error,
-                "tokens": self._bound.tokens,
-                "time": time.time(),
-            }
-        )
+        record = {"kind": "evaluation", "step": self.step, "steps": self.steps, **numbers(self._bounds)}
+        self._log(record | ({"ema": True} if averaged else {}) | {"time": time.time()})
+        # One number for all processes: they must agree on whether it is the best.
+        best, bound = self.checkpoints.best, self.mesh.largest([record["nats_per_token"]])[0]
+        if self.config.checkpoint.best and (best is None or bound < best.bound):
+            self._save_once()
+            self.mesh.by_first(lambda: self.checkpoints.mark_best(Best(self.step, bound)))
+            self.checkpoints.best = Best(self.step, bound)
 
     # checkpoints
 
@@ -415,82 +480,69 @@ class Trainer:
         state = {
             "steps": self.steps,
             "objective": self.objective.model_dump(mode="json"),
-            "scaler": self.scaler.state_dict(),
             "streak": self.guard.streak,
             "exact": self.run.fingerprint(),
+            **{name: part.state_dict() for name, part in self._parts().items()},
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
         self.mesh.by_first(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
 
+    def _save_once(self) -> None:
+        if self._saved != layout.step_folder(self.run.path, self.step):
+            self._save()
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own, by its name in state.json."""
+        parts = {"scaler": self.scaler, "spikes": self.spikes, "levels": self.levels}
+        return parts if self.noise is None else {**parts, "noise_scale": self.noise}
+
     def _resume(self) -> Path | None:
         """Take up the newest checkpoint (or checkpoint.step) of this run's folder, if there is one."""
         folder = continued(self.run)
-        if folder is None:
-            return None
+        if folder is not None:
+            self._restore(folder)
+        return folder
+
+    def _restore(self, folder: Path) -> None:
+        """Everything as it was when the checkpoint was made."""
         state = self.checkpoints.load(folder)
         self.step, self._saved = state["step"], folder
         self.objective = type(self.objective)(**state["objective"], mask_token_id=self.objective.mask_token_id)
-        self.scaler.load_state_dict(state["scaler"])
         self.guard = FiniteGuard(state["streak"])
-        return folder
+        for name, part in self._parts().items():
+            if state.get(name):  # what was switched on since begins anew
+                part.load_state_dict(state[name])
 
-
-def micro_batches(
-    objective: Objective, batch: Sequence[list[Document]], seed: int, size: int, part: tuple[int, int] = (0, 1)
-) -> list[Rows]:
-    """The rows of a step, `size` packs at a time, their documents side by side under the noise levels of the step.
-
-    part: (r, R) makes micro-batches r, r + R, ... only, those of replica r of R.
-    """
-    levels = iter(objective.levels([document for pack in batch for document in pack], seed))
-    micro = []
-    for number, first in enumerate(range(0, len(batch), size)):
-        documents = [document for pack in batch[first : first + size] for document in pack]
-        its_levels = [next(levels) for _ in documents]
-        if number % part[1] != part[0]:
-            continue
-        rows = objective.rows(documents, seed, its_levels).pruned()
-        if objective.decoding.kind != "causal" and (rows.label == needs_mask(objective)).any():
-            raise UserError(
-                f"the training data holds the mask token (id {objective.mask_token_id}), which only noise may place: "
-                f"prepare it again without, or choose another model.mask_token_id"
-            )
-        micro.append(rows)
-    return micro
-
-
-def continued(run: setup.Run) -> Path | None:
-    """The checkpoint that a run goes on from, or None; UserError when it is damaged, unwanted or another run's."""
-    checkpoint = run.config.checkpoint
-    folder = layout.newest(run.path, checkpoint.step)
-    if folder is None:
-        return None
-    if not checkpoint.resume:
-        raise UserError(
-            f"checkpoint.path={run.path}: holds a run already ({folder.name}); "
-            f"set checkpoint.resume=true to continue it, or choose another folder"
+    def _rolled_back(self, loss: float) -> bool:
+        """Go back to the last checkpoint and past the data since; False where there is none yet."""
+        if self._saved is None:
+            self.message(f"step {self.step}: the loss jumped to {loss:.4g}, and there is no checkpoint to go back to")
+            return False
+        self.spikes.check(self.step, loss)
+        self.mesh.by_first(self.checkpoints.wait)
+        step, batches = self.step, self.step + self.spikes.offset
+        limit, rollbacks = self.spikes.limit, self.spikes.rollbacks + 1
+        folder = self._saved
+        self.mesh.together(lambda: self._restore(folder))
+        self.spikes.rollbacks, self.spikes.offset = rollbacks, batches - self.step
+        self.message(
+            f"step {step}: the loss jumped to {loss:.4g} (limit {limit:.4g}): back at {folder.name}, past the data "
+            f"since (rollback {rollbacks} of {self.config.training.spike.rollbacks})"
         )
-    layout.verify(folder)
-    _match(layout.state_of(folder)["exact"], run.fingerprint(), folder)
-    return folder
+        record = {
+            "kind": "rollback",
+            "step": self.step,
+            "steps": self.steps,
+            "from": step,
+            "loss": loss,
+            "limit": limit,
+        }
+        self._log(record | {"rollbacks": rollbacks, "time": time.time()})
+        return True
 
 
 def _replaced(config: Config, section: str, **values: Any) -> Config:
     """A copy of the config in which the values that are not None replace the section's."""
     given = {key: value for key, value in values.items() if value is not None}
     return config.model_copy(update={section: getattr(config, section).model_copy(update=given)})
-
-
-def _match(saved: dict[str, Any], ours: dict[str, Any], folder: Path) -> None:
-    """Refuse to continue a run under settings that would make it another run."""
-    for key in [*ours, *saved]:
-        before, now = saved.get(key), ours.get(key)
-        if before == now:
-            continue
-        plain = not isinstance(before, dict) and not isinstance(now, dict) and key != "data.train"
-        difference = f"{key}={now}, but it was {before}" if plain else f"{key} is not what it was"
-        raise UserError(
-            f"{folder} cannot be continued exactly: {difference}; "
-            f"restore that, or start a new run in another checkpoint.path"
-        )

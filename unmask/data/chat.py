@@ -1,0 +1,171 @@
+"""Conversations as a chat template writes them, and which characters of them are learnt from.
+
+A template with `{% generation %}` blocks says itself what the assistant wrote. For any other, turn i is what rendering
+messages[: i + 1] adds to rendering messages[:i] with the generation prompt: exactly what the model is to write there.
+That holds only where each is the beginning of the whole conversation, which is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from unmask.data.reading import Reading
+from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
+from unmask.errors import UserError, as_path
+
+#: As transformers finds them.
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat template, ready to be sent to another process.
+
+    template, with_tools: what conversations without and with tools are rendered by; special: names and texts of the
+    tokeniser's special tokens, as templates use them; supervise: every turn of the assistant, or the last.
+    """
+
+    template: str
+    with_tools: str
+    special: dict[str, Any]
+    supervise: Literal["all", "last"]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(f"{self.template}\0{self.with_tools}".encode()).hexdigest()
+
+    def render(self, messages: Any, tools: Any, where: str) -> tuple[str, Spans]:
+        """The conversation as text, and where it is learnt from. Raises Bad."""
+        _check_messages(messages, where)
+        tools = _tools(tools, where)
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            raise Bad(where, 'has no message of the role "assistant", so nothing to learn')
+        if self.supervise == "last":
+            turns = turns[-1:]
+        try:
+            if GENERATION.search(self._template(tools)):
+                return self._marked(messages, tools, turns)
+            return self._by_prefixes(messages, tools, turns, where)
+        except Bad:
+            raise
+        except Exception as error:  # whatever a template makes jinja raise
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise Bad(where, f"the chat template refuses it: {reason}") from None
+
+    def _marked(self, messages: list[Any], tools: Any, turns: list[int]) -> tuple[str, Spans]:
+        text, stretches = self._render(messages, tools, marks=True)
+        if self.supervise == "last":  # those of earlier turns come first
+            earlier = messages[: turns[0]]
+            stretches = stretches[len(self._render(earlier, tools, marks=True)[1]) if earlier else 0 :]
+        return text, Spans([(start, stop) for start, stop in stretches if stop > start], exact=False)
+
+    def _by_prefixes(self, messages: list[Any], tools: Any, turns: list[int], where: str) -> tuple[str, Spans]:
+        text, _ = self._render(messages, tools)
+        stretches = []
+        for turn in turns:
+            start, _ = self._render(messages[:turn], tools, prompt=True)
+            stop, _ = self._render(messages[: turn + 1], tools)
+            if not (text.startswith(stop) and stop.startswith(start)):
+                raise Bad(
+                    where,
+                    f"the chat template writes message {turn} in one way while it is the last and in another before "
+                    "what follows: mark the assistant's part with {% generation %} in a template of your own "
+                    "(--chat-template FILE), or use --supervise last",
+                )
+            stretches.append((len(start), len(stop)))
+        return text, Spans(stretches, exact=True)
+
+    def _template(self, tools: Any) -> str:
+        return self.template if tools is None else self.with_tools
+
+    def _render(
+        self, messages: list[Any], tools: Any, *, prompt: bool = False, marks: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Text, and the [start, stop) of its generation blocks where marks are asked for."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, stretches = render_jinja_template(
+            [[{key: value for key, value in message.items() if value is not None} for message in messages]],
+            tools=tools,
+            chat_template=self._template(tools),
+            return_assistant_tokens_mask=marks,
+            add_generation_prompt=prompt,
+            **self.special,
+        )
+        return texts[0], stretches[0] if marks else []
+
+
+def chat_of(tokenizer: Any, supervise: Literal["all", "last"]) -> Chat | None:
+    """The chat template of a transformers tokeniser; None where it has none."""
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several, none of which is the default
+        raise UserError(f"the tokeniser's chat templates: {error}") from None
+    return Chat(template, tokenizer.get_chat_template(tools=[]), dict(tokenizer.special_tokens_map), supervise)
+
+
+class Contents:
+    """Conversations as the contents of their messages, a line each."""
+
+    def render(self, messages: Any, tools: Any, where: str) -> tuple[str, Spans]:
+        _check_messages(messages, where)
+        text = "\n".join(message["content"] for message in messages if isinstance(message.get("content"), str))
+        return text, Spans([(0, len(text))], exact=False)
+
+
+def texts_of(item: Item, reading: Reading) -> Iterator[str]:
+    """The texts of an item, for training a tokeniser."""
+    pieces = pieces_of(item, reading, Contents()) if isinstance(item, Record) else [item]
+    yield from (piece.content for piece in pieces if isinstance(piece, Piece) and isinstance(piece.content, str))
+
+
+def read_template(file: str) -> str:
+    """The chat template in a text file. Raises UserError, also for one that jinja cannot read."""
+    path = as_path(file, "a chat template")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: no chat template can be read: {getattr(error, 'strerror', None) or error}") from None
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([], chat_template=text)  # of no conversation: it is compiled
+    except TemplateSyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: not a chat template: {error.message}") from None
+    return text
+
+
+def _check_messages(messages: Any, where: str) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise Bad(where, '"messages" is not a list of messages')
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Bad(where, f'message {number} is not an object with "role" and "content"')
+        content = message.get("content")
+        if content is None and message["role"] == "assistant" and message.get("tool_calls"):
+            continue
+        if not isinstance(content, str | list):
+            raise Bad(where, f'message {number} ({message["role"]}) has no "content"')
+
+
+def _tools(tools: Any, where: str) -> list[Any] | None:
+    """Tools as a list of JSON schemas; some data sets hold them as a string of JSON."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise Bad(where, f'"tools" is a string, and not one of JSON ({error})') from None
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Bad(where, '"tools" is not a list of JSON schemas')
+    return tools

@@ -1,0 +1,186 @@
+"""A conversation with a model that was trained on a chat template: what `unmask sample --chat` does.
+
+The template (Jinja, as transformers reads it) turns the messages so far into a prompt. An answer ends with EOS, with
+the model's own end tokens (generation_config.json), or with the special token that the template puts after an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from unmask.data.encoding import Encoder
+from unmask.errors import UserError
+from unmask.registry import nearest
+from unmask.sampling.api import Sample, pieces, result
+from unmask.sampling.command import opened
+from unmask.sampling.display import live
+from unmask.sampling.session import Session
+
+COMMANDS = {"/exit": "leave (so does Ctrl-D)", "/reset": "forget what was said", "/help": "list the commands"}
+#: Stands for an answer where the template is asked what it puts after one.
+ANSWER = "unmask-answer"
+
+
+class Conversation:
+    """The messages so far. UserError for a tokeniser without a chat template, or one that cannot render these."""
+
+    def __init__(self, tokenizer: Any, system: str | None = None):
+        self.tokenizer = tokenizer
+        self.opening = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[dict[str, str]] = []
+        self._render([*self.opening, {"role": "user", "content": "?"}], True)
+
+    def reset(self) -> None:
+        self.messages = []
+
+    def ask(self, text: str, room: int | None = None) -> tuple[list[int], int]:
+        """The prompt, in token ids, after `text` was said, and how many messages were left out.
+
+        The oldest question and its answer are left out, again and again, while the prompt has more than `room` tokens.
+        """
+        kept, left_out = [*self.messages, {"role": "user", "content": text}], 0
+        while True:
+            prompt = encoded(self.tokenizer, self._render([*self.opening, *kept], True))
+            if room is None or len(prompt) <= room or len(kept) == 1:
+                return prompt, left_out
+            kept, left_out = kept[2:], left_out + 2
+
+    def answered(self, text: str, answer: str, left_out: int = 0) -> None:
+        """Remember a question and its answer; `left_out`: as `ask` said."""
+        said = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        self.messages = [*self.messages[left_out:], *said]
+
+    def end_tokens(self) -> list[int]:
+        """The special token that the template puts after an answer, if any."""
+        answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+        _, found, after = self._render([*self.opening, *answered], False).rpartition(ANSWER)
+        token = encoded(self.tokenizer, after) if found and after else []
+        special = {index for index, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+        return token[:1] if token and token[0] in special else []
+
+    def _render(self, messages: list[dict[str, str]], asking: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asking)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"the chat template cannot be used: {reason}") from None
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    return Encoder(tokenizer, eos=False).encode([text])[0].tolist() if text else []
+
+
+def talk(
+    checkpoint: Path,
+    overrides: list[str],
+    *,
+    system: str | None = None,
+    template: Path | None = None,
+    stream: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Read questions from stdin and print answers until it ends; Ctrl-C ends the answer that is being written.
+
+    as_json: an object for each answer. template: a file with a chat template, in place of the tokeniser's own.
+    """
+    session = opened(checkpoint, overrides)
+    if stream and as_json:
+        raise UserError("--stream prints text as it is written; with --json leave it out")
+    if session.options.num_samples > 1:
+        raise UserError(f"--chat gives one answer: leave num_samples={session.options.num_samples} out")
+    if session.tokenizer is None:
+        raise UserError(f"{checkpoint}: has no tokeniser, and a chat is text; sample it with --prompt-ids")
+    if template is not None:
+        try:
+            session.tokenizer.chat_template = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{template}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if not session.tokenizer.chat_template:
+        raise UserError(f"{checkpoint}: its tokeniser has no chat template; give one with --chat-template FILE")
+    conversation = Conversation(session.tokenizer, system)
+    own = getattr(session.model.generation_config, "eos_token_id", None)
+    session.end_with([*conversation.end_tokens(), *(own if isinstance(own, list) else [] if own is None else [own])])
+    typing = sys.stdin.isatty()
+    if typing:
+        print(f"{', '.join(COMMANDS)}; Ctrl-C ends an answer", file=sys.stderr)
+        if find_spec("readline") is not None:
+            import_module("readline")  # line editing and history for input()
+    while True:
+        try:
+            text = input("> " if typing else "").strip()
+        except EOFError:
+            if typing:
+                print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            if not typing:
+                raise
+            print(file=sys.stderr)
+            continue
+        if text == "/exit":
+            return
+        if re.fullmatch(r"/\w+", text):
+            _command(text, conversation)
+        elif text:
+            try:
+                _answer(session, conversation, text, stream=stream, as_json=as_json)
+            except UserError as error:  # a question that is too long; the next may not be
+                print(f"unmask: {error}", file=sys.stderr)
+
+
+def _command(text: str, conversation: Conversation) -> None:
+    if text == "/reset":
+        conversation.reset()
+    elif text == "/help":
+        print("\n".join(f"{name:<8} {meaning}" for name, meaning in COMMANDS.items()), file=sys.stderr)
+    else:
+        known = f"known: {', '.join(COMMANDS)}"
+        print(f"unmask: unknown command {text}{nearest(text, list(COMMANDS))}; {known}", file=sys.stderr)
+
+
+def _answer(session: Session, conversation: Conversation, text: str, *, stream: bool, as_json: bool) -> None:
+    """Ask, show the answer, and remember both."""
+    positions = getattr(session.model.config, "max_position_embeddings", None)
+    room = None if positions is None else positions - session.options.length
+    prompt, left_out = conversation.ask(text, room)
+    if left_out:
+        print(
+            f"unmask: the model's {positions:,} positions are full; the oldest messages are left out", file=sys.stderr
+        )
+    [work] = session.works([prompt], [None])
+    try:
+        if stream and not sys.stdout.isatty():
+            for piece in pieces(session, work):
+                print(piece.text, end="", flush=True)
+        else:
+            from rich.console import Console
+
+            console = Console(stderr=True, highlight=False)
+            watching = console.is_terminal and not as_json
+            view: Any = live(session.tokenizer, console, given=False) if watching else nullcontext(None)
+            with view as report:
+                next(session.batches([work], report or (lambda canvas: None)))
+            if not as_json:
+                print(result(session, work).text, end="")
+    except KeyboardInterrupt:
+        work.interrupted = True
+    found = result(session, work)
+    _finish(found, as_json)
+    conversation.answered(text, found.text, left_out)
+
+
+def _finish(found: Sample, as_json: bool) -> None:
+    if as_json:
+        facts = {"text": found.text, "tokens": found.token, "passes": found.passes, "interrupted": found.interrupted}
+        print(json.dumps(facts), flush=True)
+    else:
+        print(flush=True)

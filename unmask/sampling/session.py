@@ -1,0 +1,239 @@
+"""A model made ready for sampling: prompts become canvases, and canvases are filled, several at a time.
+
+The samplers of all canvases of a batch are stepped together: each says which forward pass it needs next, one pass over
+all their rows answers them, and a canvas that is finished leaves. Every canvas has random numbers of its own, so
+that it is filled with what it would be filled with alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from unmask.data.encoding import Encoder
+from unmask.errors import UserError
+from unmask.objectives import Decoding, rebuild
+from unmask.registry import Registry
+from unmask.sampling.canvas import Canvas, Fill, continuation, infill
+from unmask.sampling.network import Network, Pass
+from unmask.sampling.options import Options
+from unmask.sampling.strategies import strategies
+
+samplers = Registry(
+    "sampler",
+    {
+        "block": "unmask.sampling.drivers:block",
+        "full": "unmask.sampling.drivers:full",
+        "causal": "unmask.sampling.drivers:causal",
+    },
+)
+
+#: A text, or token ids.
+Given = str | Sequence[int]
+Prompt = Given | Fill
+
+
+@dataclass
+class Work:
+    """A canvas to fill. banned: bool [vocabulary], tokens it never takes; number: which sample of its prompt it is;
+    passes: forward passes it took part in."""
+
+    canvas: Canvas
+    banned: Tensor
+    prompt: int
+    number: int
+    passes: int = 0
+    interrupted: bool = False
+
+
+class Session:
+    """model, tokenizer, decoding, end_tokens: as of `sample`. Raises UserError for options that do not go together."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        options: Options,
+        decoding: Decoding | None = None,
+        end_tokens: Sequence[int] = (),
+    ):
+        if not isinstance(model, PreTrainedModel):
+            raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
+        if model.get_output_embeddings() is None:
+            raise UserError(f"sample: {type(model).__name__} has no output projection; load the model for causal LM")
+        if decoding is not None and not isinstance(decoding, Decoding):
+            what = "decoding is the objective's, load(folder).objective.decoding"
+            raise UserError(f"sample: {what}, not {_kind(decoding)}")
+        self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.decoding = decoding or _recorded(model)
+        self.method = options.method or self.decoding.kind
+        self.sampler = samplers[self.method]
+        strategies[options.strategy]
+        options.refuse_unused(self.method)
+        self.mask: int | None = getattr(model.config, "mask_token_id", None)
+        if self.mask is None and self.decoding.kind != "causal":
+            raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
+        own = tokenizer.eos_token_id if tokenizer is not None else None
+        self.ends = frozenset([] if own is None else [own])
+        self.end_with(end_tokens)
+
+    def end_with(self, tokens: Sequence[int]) -> None:
+        """Let these tokens, too, end a continuation."""
+        self.ends |= frozenset(tokens)
+        self._never = {infilling: self._banned(infilling) for infilling in (False, True)}
+
+    # prompts
+
+    def works(
+        self, prompts: Sequence[Prompt], suffixes: Sequence[Given | None], names: Sequence[str] = ()
+    ) -> list[Work]:
+        """A Work for every sample of every prompt, in order; UserError for a prompt that cannot be one.
+
+        names: where each prompt is from, for that error; of several without names, it tells the number.
+        """
+        made = []
+        for place, (prompt, suffix) in enumerate(zip(prompts, suffixes, strict=True)):
+            for number in range(self.options.num_samples):
+                try:
+                    canvas = self.canvas(prompt, suffix)
+                except UserError as error:
+                    name = names[place] if names else f"prompt {place + 1}" if len(prompts) > 1 else ""
+                    raise UserError(f"{name}: {error}" if name else str(error)) from None
+                made.append(Work(canvas, self._never[not canvas.ends], place, number))
+        return made
+
+    def canvas(self, prompt: Prompt, suffix: Given | None = None) -> Canvas:
+        """What is to be filled: a continuation, a hole before `suffix`, or the holes of a Fill."""
+        # A causal model needs no mask token; any id stands in for it, since open positions are never fed to it.
+        filler = self.mask if self.mask is not None else 0
+        if isinstance(prompt, Fill):
+            self._refuse_beside_holes(suffix)
+            fill = prompt
+        else:
+            fill = Fill((prompt, "" if suffix is None else suffix), (self.options.length,))
+        parts = [self._ids(part) for part in fill.parts]
+        if suffix is None and not isinstance(prompt, Fill):
+            canvas = continuation(parts[0], self.options.length, filler, ends=self.ends)
+        else:
+            size = 1 if self.method in ("full", "causal") else self.options.block_size or self.decoding.block_size or 1
+            canvas = infill(parts, fill.holes, filler, block_size=size)
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and len(canvas) > limit:
+            raise UserError(
+                f"sample: a text of {len(canvas):,} tokens, {sum(fill.holes):,} of them to fill, does not fit the "
+                f"model's {limit:,} positions; shorten it, or lower length"
+            )
+        return canvas
+
+    def _refuse_beside_holes(self, suffix: Given | None) -> None:
+        if suffix is not None:
+            raise UserError("sample: a text with holes says itself what comes after them; leave the suffix out")
+        if self.options.length != Options.model_fields["length"].default:
+            raise UserError(
+                f"sample: length={self.options.length} has no effect here: it needs a prompt, a text with holes gives "
+                f"their sizes"
+            )
+
+    def _ids(self, text: str | Sequence[int]) -> list[int]:
+        if not isinstance(text, str):
+            try:
+                token = [operator.index(one) for one in text]
+            except TypeError:
+                raise UserError(f"sample: a prompt or suffix is text or a list of token ids, not {text!r}") from None
+        elif not text:
+            return []
+        elif self.tokenizer is None:
+            raise UserError("sample: this model has no tokeniser, so that a prompt or suffix must be token ids")
+        else:
+            # As training data is read: a text that spells the mask token is plain characters.
+            token = Encoder(self.tokenizer, eos=False).encode([text])[0].tolist()
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        for given in token:
+            if not 0 <= given < rows or given == self.mask:
+                what = "the mask token" if given == self.mask else f"outside the model's {rows} embeddings"
+                raise UserError(f"sample: the prompt or suffix holds token id {given}, which is {what}")
+        return token
+
+    def _banned(self, infilling: bool) -> Tensor:
+        """bool [vocabulary]: the mask token, end tokens in a hole, and padded rows the tokeniser has no text for."""
+        size = self.model.get_output_embeddings().weight.shape[0]
+        banned = torch.zeros(size, dtype=torch.bool)
+        if self.tokenizer is not None:
+            banned[len(self.tokenizer) :] = True
+        for token in self.ends:
+            if not 0 <= operator.index(token) < size:
+                raise UserError(f"sample: the end token {token} is outside the model's vocabulary of {size}")
+            banned[token] = banned[token] or infilling
+        if self.mask is not None:
+            banned[self.mask] = True
+        return banned.to(self.model.device)
+
+    # sampling
+
+    def batches(
+        self, works: Sequence[Work], report: Callable[[Canvas], None] = lambda canvas: None
+    ) -> Iterator[Sequence[Work]]:
+        """The works, filled, `batch_size` at a time. Ctrl-C ends all of it; what was committed stays."""
+        interrupted = False
+        for first in range(0, len(works), self.options.batch_size):
+            batch = works[first : first + self.options.batch_size]
+            try:
+                with closing(self.steps(batch)) as changes:
+                    for work in () if interrupted else changes:
+                        report(work.canvas)
+            except KeyboardInterrupt:
+                interrupted = True
+            for work in batch:
+                work.interrupted = interrupted and not work.canvas.finished
+            yield batch
+
+    def steps(self, works: Sequence[Work]) -> Generator[Work]:
+        """Fill the canvases of `works` together; yields a work whenever its canvas has changed."""
+        network = Network(self.model, self.decoding, [work.canvas for work in works], cached=self.options.cache)
+        samplings = [self._sampling(work) for work in works]
+        training = self.model.training
+        self.model.eval()
+        try:
+            answers: dict[int, Tensor | None] = dict.fromkeys(range(len(works)))
+            while answers:
+                asked: dict[int, Pass] = {}
+                changed = []
+                for number, logits in answers.items():
+                    work, before = works[number], works[number].canvas.steps
+                    try:
+                        asked[number] = samplings[number].send(logits)
+                    except StopIteration:
+                        work.canvas.done = work.canvas.stop
+                    if work.canvas.steps > before or number not in asked:
+                        changed.append(work)
+                yield from changed
+                answers = {
+                    number: logits.masked_fill(works[number].banned, -torch.inf) if len(logits) else logits
+                    for number, logits in network.run(asked).items()
+                }
+                for number in asked:
+                    works[number].passes = network.taken[number]
+        finally:
+            self.model.train(training)
+
+    def _sampling(self, work: Work) -> Generator[Pass, Any, None]:
+        seed = (self.options.seed + work.number) % 2**63
+        return self.sampler(work.canvas, self.decoding, self.options.model_copy(update={"seed": seed}))
+
+
+def _recorded(model: PreTrainedModel) -> Decoding:
+    record = getattr(model.config, "unmask", None)
+    if not record:
+        raise UserError("sample: the model does not say how it was trained; pass decoding=objective.decoding")
+    return rebuild(record["name"], record["options"]).decoding
+
+
+def _kind(value: Any) -> str:
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
