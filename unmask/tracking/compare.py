@@ -165,7 +165,7 @@ def _shown(by: str, at: float | None) -> list[tuple[str, Any]]:
     point = f"at {by} {at:,}" if at is not None else ""
     return [
         ("step", steps),
-        ("tokens", number("tokens", ",")),
+        ("tokens", number("tokens", ",.0f")),
         (f"loss {point}, mean of {RECENT}", number("loss_at", ".4f")),
         (f"validation {point}", number("validation_at", ".4f")),
         ("loss", number("loss", ".4f")),
