@@ -371,7 +371,9 @@ class Config(Section):
             raise UserError(f"{path}: no such config file") from None
         except IsADirectoryError:
             own = file / "config.yaml"
-            hint = f"name {own}, or use `unmask train --from {path}` to do its run again" if own.is_file() else "name one"
+            hint = (
+                f"name {own}, or use `unmask train --from {path}` to do its run again" if own.is_file() else "name one"
+            )
             raise UserError(f"{path}: is a folder, not a config file: {hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None

@@ -223,7 +223,9 @@ def test_what_a_template_itself_refuses(tmp_path: Path, speaker: Any) -> None:
     with pytest.raises(UserError, match="record 0: the chat template leaves nothing of the assistant's turns"):
         coded(CONVERSATION, tokenizer)
     tokenizer.chat_template = None
-    with pytest.raises(UserError, match="record 0: messages need a chat template.*give one with `unmask prepare --chat-template FILE`"):
+    with pytest.raises(
+        UserError, match="record 0: messages need a chat template.*give one with `unmask prepare --chat-template FILE`"
+    ):
         coded(CONVERSATION, tokenizer)
     with pytest.raises(UserError, match='record 0: "tools" is a string, and not one of JSON'):
         tokenizer.chat_template = PLAIN

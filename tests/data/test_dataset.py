@@ -54,7 +54,9 @@ def test_an_id_outside_of_the_vocabulary_is_named_by_document(path: Path, monkey
     place = int(open_dataset(path).lengths[0]) + 1
     token[place] = 1000
     token.tofile(path / "tokens.bin")
-    sentence = "tokens.bin: damaged: document 1 holds the token id 1000, outside of the dataset's vocabulary of 1000; copy"
+    sentence = (
+        "tokens.bin: damaged: document 1 holds the token id 1000, outside of the dataset's vocabulary of 1000; copy"
+    )
     for chunk in (1 << 22, 3, 1):
         monkeypatch.setattr("unmask.data.dataset.CHUNK", chunk)
         with pytest.raises(UserError, match=sentence):

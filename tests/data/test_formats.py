@@ -105,7 +105,10 @@ def test_a_bad_row_of_parquet_is_named_and_skipped(tmp_path: Path, tokenizer: An
 
 def test_columns_and_fields_by_other_names(tmp_path: Path, tokenizer: Any) -> None:
     file = parquet(tmp_path / "a.parquet", [{"id": 1, "content": "one"}, {"id": 2, "content": "two"}])
-    with pytest.raises(UserError, match=r'a.parquet: needs the columns "text", .*and has id, content: name them with `unmask prepare --field'):
+    with pytest.raises(
+        UserError,
+        match=r'a.parquet: needs the columns "text", .*and has id, content: name them with `unmask prepare --field',
+    ):
         dataset_from(file, tokenizer)
     with pytest.raises(UserError, match=r'needs the columns "body", and has id, content'):
         dataset_from(file, tokenizer, fields={"text": "body"})
@@ -215,7 +218,9 @@ def test_raw_arrays(tmp_path: Path) -> None:
     for dtype in ("uint16", "int32", "int64", "uint8"):
         np.array([5, 6, 0, 7], dtype).tofile(tmp_path / "a.bin")
         assert tokens(dataset_from(tmp_path / "a.bin", None, dtype=dtype, end_id=0)) == [[5, 6, 0], [7]]
-    with pytest.raises(UserError, match="a.bin: the type of these ids is not known: give `unmask prepare --dtype uint16`"):
+    with pytest.raises(
+        UserError, match="a.bin: the type of these ids is not known: give `unmask prepare --dtype uint16`"
+    ):
         dataset_from(tmp_path / "a.bin")
     with pytest.raises(UserError, match="a.bin: 4 bytes are no whole number of int64: cut short, or of another type"):
         dataset_from(tmp_path / "a.bin", dtype="int64")

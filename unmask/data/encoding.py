@@ -18,9 +18,7 @@ from unmask.errors import UserError
 BATCH = 1024
 CHARACTERS = 1 << 20
 LARGEST = 1 << 32
-UNCLOSED = (
-    "the tokeniser has no end-of-text token to close documents with; use `unmask prepare --no-eos` (eos=False)"
-)
+UNCLOSED = "the tokeniser has no end-of-text token to close documents with; use `unmask prepare --no-eos` (eos=False)"
 ACROSS = (
     "the tokeniser joins the end of a prompt and the beginning of an answer in one token: mark the assistant's part "
     "with {% generation %} in a chat template of your own (`unmask prepare --chat-template FILE`)"
