@@ -47,8 +47,8 @@ def read_bin(path: Path, reading: Reading, done: int) -> Iterator[Piece]:
     """Ids of `reading.dtype`, little-endian, without a header."""
     if reading.dtype is None:
         raise UserError(
-            f"{path}: the type of these ids is not known: give `unmask prepare --dtype uint16` (dtype=...), or the .idx "
-            "file of a Megatron pair beside it"
+            f"{path}: the type of these ids is not known: give `unmask prepare --dtype uint16` (dtype=...), or the "
+            ".idx file of a Megatron pair beside it"
         )
     dtype = np.dtype(reading.dtype).newbyteorder("<")
     array = _mapped(path, dtype, path.stat().st_size)
