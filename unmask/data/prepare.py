@@ -185,6 +185,8 @@ def _refuse_result(storage: Storage, tally: Tally, reading: Reading, where: str)
         for name, given in (("supervise", reading.supervise != "all"), ("chat_template", reading.chat_template)):
             if given:
                 raise UserError(f"{where}: {name}={getattr(reading, name)} has no effect: no record has messages")
+    if not reading.eos and not tally.texts:
+        raise UserError(f"{where}: eos=False has no effect: no document is made from text, which alone it closes")
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
