@@ -31,7 +31,7 @@ def disk_refusal(error: BaseException) -> str | None:
     theirs, torch's archive writer with the place up to which it came.
     """
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        return error.strerror or str(error) or type(error).__name__
     if found := re.search(r"([A-Z][^:()]*) \(os error \d+\)", str(error)):
         return found[1]
     if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
