@@ -131,7 +131,7 @@ def parallelism() -> str:
         for objective in OBJECTIVES:
             cell = (objective, placement, exchange)
             proven = [case for case in MATRIX if (case.objective, case.placement, case.exchange) == cell]
-            line.append(", ".join(map(str, sorted({case.ranks for case in proven if case.blocks > 1}))))
+            line.append(", ".join(map(str, sorted({case.ranks for case in proven if case.blocks > 1 and not case.zero}))))
         table.append(line)
     return markdown(table, ("placement", "exchange", *OBJECTIVES))
 
