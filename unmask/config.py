@@ -219,6 +219,14 @@ class ParallelConfig(Section):
 
     #: Copies of the model that share a batch.
     data_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that a copy is divided over by FSDP2; each takes micro-batches of its own. Blocks' ranks divide it further.
+    shard_size: int = Field(default=1, ge=1)
+    #: What is divided (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3 where `shard_size` > 1.
+    zero: Literal[1, 2, 3] | None = None
+    #: Layers whose parameters are gathered ahead of the one that runs; 0: when torch does so by itself.
+    prefetch: int = Field(default=0, ge=0)
+    #: Divided parameters, gradients and optimiser state are kept in the CPU's memory, and updated there.
+    offload: bool = False
     #: Ranks that share a pack: see `placement` and `exchange`.
     block_parallel_size: int = Field(default=1, ge=1)
     #: Tensor parallelism.
@@ -236,11 +244,31 @@ class ParallelConfig(Section):
     #: Seconds without a sign of another rank after which a run stops.
     timeout: float = Field(default=600.0, gt=0)
 
+    @property
+    def level(self) -> int:
+        """The level of ZeRO over shard_size x block_parallel_size ranks; 0: every rank holds everything."""
+        if self.shard_size == 1 and (self.zero is None or self.block_parallel_size == 1):
+            return 0
+        return self.zero or 3
+
+    @property
+    def shards(self) -> int:
+        """Ranks that a copy of the model is divided over."""
+        return self.shard_size * self.block_parallel_size if self.level else 1
+
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
         for axis in ("model_parallel_size", "pipeline_stages"):
             if getattr(self, axis) != 1:
                 raise UserError(f"parallel.{axis}={getattr(self, axis)}: not in this version of unmask; set it to 1")
+        if not self.level:
+            for key in ("zero", "prefetch", "offload"):
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"parallel.{key}={value} has no effect: no ranks divide a copy of the model; give "
+                        f"parallel.shard_size=2 or more"
+                    )
         blocks, node = self.block_parallel_size, self.node_size
         if blocks == 1:
             for key in ("placement", "exchange", "node_size", "speeds"):

@@ -186,11 +186,11 @@ def _scores(
 ) -> _Scores:
     single, noisy = objectives
     rows = noisy.rows(pack, seed, level).pruned()
-    if len(rows.labelled) == 0:
-        return _Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     batch = row_model.collate(rows)
     with torch.no_grad():
         nll = row_model(batch, noisy, per_row=True).double().cpu().numpy()
+    if len(rows.labelled) == 0:  # only now: a model that is divided over processes needs them all
+        return _Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     label = rows.labelled
     total = np.bincount(rows.document[label], weights=rows.weight[label] * nll, minlength=len(pack))
     nats, tokens = [], []

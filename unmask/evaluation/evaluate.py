@@ -126,8 +126,8 @@ def evaluate_sets(
 
 
 def shared(mesh: Mesh) -> Share:
-    """The copies of the model divide the packs."""
-    return Share(mesh.position["replicate"], mesh.sizes["replicate"], mesh.gathered)
+    """All who share a batch divide the packs."""
+    return Share(*mesh.part, mesh.gathered)
 
 
 def _packs(source: Any, opened: OpenModel, packs: int, pack_tokens: int, seed: int) -> list[list[Document]]:

@@ -16,6 +16,7 @@ from unmask.models import RowModel
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
+from unmask.parallel.shard import sharded
 from unmask.registry import nearest
 from unmask.rows.placement import placements
 
@@ -25,7 +26,8 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    block: packs are divided over the axis's ranks; then gradients are summed over all processes of the mesh.
+    block: packs are divided over the axis's ranks; then either every rank keeps the whole model and gradients are summed
+    over all processes of the mesh, or FSDP2 divides the model over shard x block and sums them as it divides.
     """
     if mesh.size == 1:
         return row_model, None
@@ -34,13 +36,15 @@ def parallelise(
         layers = Layers(row_model.shape, row_model.widths(arithmetic))
         block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
         row_model.axis = block
+    if mesh.shards is not None:
+        return sharded(row_model, mesh, config, arithmetic), block
     return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block
 
 
 def check(config: Config, row_model: RowModel) -> None:
     """UserError for what cannot run on the mesh that `config` asks for; needs no processes."""
     parallel = config.parallel
-    blocks, copies = parallel.block_parallel_size, parallel.data_parallel_size
+    blocks, copies, shards = parallel.block_parallel_size, parallel.data_parallel_size, parallel.shard_size
     check_name(parallel.exchange)
     known = ["auto", *placements.names()]
     if parallel.placement not in known:
@@ -52,10 +56,18 @@ def check(config: Config, row_model: RowModel) -> None:
             f"leave it at auto"
         )
     micro = config.training.batch_size // config.training.micro_batch
-    if copies > micro:
+    if copies * shards > micro:
+        sizes = f"parallel.data_parallel_size={copies}" + (f" x shard_size={shards}" if shards > 1 else "")
         raise UserError(
-            f"parallel.data_parallel_size={copies}: every copy of the model needs a micro-batch; a step has {micro} "
-            f"(training.batch_size / micro_batch): raise batch_size to {copies * config.training.micro_batch}"
+            f"{sizes}: every {'shard' if shards > 1 else 'copy'} of the model needs a micro-batch; a step has {micro} "
+            f"(training.batch_size / micro_batch): raise batch_size to {copies * shards * config.training.micro_batch}"
+        )
+    if parallel.offload and row_model.device.type == "cpu":
+        raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
+    if parallel.level and config.optimizer.name == "muon":
+        raise UserError(
+            "optimizer.name=muon needs whole matrices, of which FSDP2 leaves every rank a part: use adamw, or "
+            "parallel.shard_size=1"
         )
     if blocks == 1:
         return

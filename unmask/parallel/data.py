@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.attention.exchange import Traffic
+from unmask.parallel.shard import passing
 
 # No postponed annotations in this file: torch compares those of a communication hook with its own classes.
 
@@ -55,6 +57,8 @@ def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> 
 
 def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:
     """The context of a forward and backward pass: gradients are summed over processes in the last one of a step."""
+    if isinstance(module, FSDPModule):
+        passing(module, now)
     return nullcontext() if now or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 

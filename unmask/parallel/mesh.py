@@ -1,11 +1,13 @@
 """The mesh: which process is which rank of which axis, and the process groups they talk through.
 
-Axes, outermost first: `replicate` (copies of the model that share a batch) and `block` (ranks that share a pack).
+Axes, outermost first: `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
+which share the batch as well) and `block` (ranks that share a pack). FSDP2 divides over `shard x block`.
 Processes are started by torchrun or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from unmask.attention.exchange import Axis, Traffic, Wire
 from unmask.config import ParallelConfig, flat
@@ -32,24 +35,33 @@ CONNECTION = ("onnection", "imed out", "imeout", "peer", "NCCL", "gloo", "Socket
 class Mesh:
     """This process's place; the same methods for one process.
 
-    sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); group: of all
-    processes (None: torch's default group); traffic: what this process sends.
+    sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
+    works on (None without), replicate x (shard x block) or the latter alone; group: of all processes (None: torch's
+    default group); saving: the same for checkpoints that all write in the background; traffic: what this process sends.
     """
 
     device: torch.device
     rank: int = 0
     size: int = 1
-    sizes: dict[str, int] = field(default_factory=lambda: {"replicate": 1, "block": 1})
-    position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "block": 0})
+    sizes: dict[str, int] = field(default_factory=lambda: {"replicate": 1, "shard": 1, "block": 1})
+    position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "shard": 0, "block": 0})
     axis: Axis | None = None
+    shards: DeviceMesh | None = None
     pulse: Pulse | None = None
     group: Any = None
+    saving: Any = None
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def first(self) -> bool:
         """Whether this process writes the log and the checkpoints."""
         return self.rank == 0
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """(r, R): this process takes part r of R of a batch."""
+        sizes, position = self.sizes, self.position
+        return position["replicate"] * sizes["shard"] + position["shard"], sizes["replicate"] * sizes["shard"]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all processes, in fp64."""
@@ -145,7 +157,7 @@ class Mesh:
                 wire.close()
 
     def __post_init__(self) -> None:
-        assert self.size == self.sizes["replicate"] * self.sizes["block"]
+        assert self.size == math.prod(self.sizes.values())
 
 
 def world_size() -> int:
@@ -158,9 +170,11 @@ def world_size() -> int:
 def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
     """UserError when the axes do not multiply to the number of processes."""
     processes = world_size() if processes is None else processes
-    product = config.data_parallel_size * config.block_parallel_size
+    product = config.data_parallel_size * config.shard_size * config.block_parallel_size
     if product != processes:
-        axes = "data_parallel_size", "block_parallel_size"
+        axes = ["data_parallel_size", "block_parallel_size"]
+        if config.shard_size > 1:
+            axes.insert(1, "shard_size")
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
             f"{sizes} asks for {product} processes, and {processes} "
@@ -230,6 +244,7 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     """The mesh and its process groups, which all processes make in one order."""
     rank, size = dist.get_rank(), dist.get_world_size()
     blocks, node = config.block_parallel_size, config.node_size
+    width = config.shard_size * blocks
     timeout, traffic = timedelta(seconds=config.timeout), Traffic()
     made: list[dist.ProcessGroup] = []
 
@@ -245,10 +260,20 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
         return Wire([group(members) for _ in range(1 if device.type == "cuda" else 2)], traffic)
 
     mesh = Mesh(
-        device, rank, size, {"replicate": config.data_parallel_size, "block": blocks},
-        {"replicate": rank // blocks, "block": rank % blocks}, group=group([range(size)]),
-        traffic=traffic,
+        device, rank, size, {"replicate": config.data_parallel_size, "shard": config.shard_size, "block": blocks},
+        {"replicate": rank // width, "shard": rank % width // blocks, "block": rank % blocks},
+        group=group([range(size)]), traffic=traffic,
     )  # fmt: skip
+    if config.level:
+        ranks = torch.arange(size).reshape(-1, width)
+        axes = {"shard": group(ranks.tolist())}
+        if len(ranks) > 1:
+            axes = {"replicate": group(ranks.T.tolist()), **axes}
+        # Named after their groups: torch caches what it knows of a mesh by its names, also past the end of a run.
+        names = tuple(f"{axis}-{each.group_name}" for axis, each in axes.items())
+        layout = ranks if len(ranks) > 1 else ranks[0]
+        mesh.shards = DeviceMesh.from_group(list(axes.values()), device.type, layout, mesh_dim_names=names)
+        mesh.saving = group([range(size)])
     if blocks > 1:
         packs = [range(first, first + blocks) for first in range(0, size, blocks)]
         mesh.axis = Axis(wire(packs), traffic=traffic)

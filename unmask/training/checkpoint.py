@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from unmask.config import CheckpointConfig
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
+from unmask.parallel.mesh import Mesh
 from unmask.training.ema import Ema
 from unmask.training.optimizers import SETTINGS
 
@@ -37,6 +38,9 @@ class Best(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: `save` and `load` the model, averages, optimiser, random state and a JSON state.
 
+    mesh: of a model that is divided over processes; then all of them save and load, each what it holds, and the first
+    writes the rest. None: this process holds everything.
+
     `with checkpoints:` waits for one that is being written when the block ends by anything but a second signal.
     """
 
@@ -47,7 +51,9 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         config: CheckpointConfig | None = None,
         ema: Ema | None = None,
+        mesh: Mesh | None = None,
     ):
+        self.mesh = mesh
         self.run, self.model, self.optimizer, self.ema = run, model, optimizer, ema
         self.config = config or CheckpointConfig()
         self.best: Best | None = None
@@ -71,6 +77,10 @@ class Checkpoints:
         self.wait()
         text = json.dumps({"step": step, "best": self.best, **state}, indent=1)
         tensors = self._tensors()
+        if self.mesh is None:
+            self._make_room(step)
+        else:
+            self.mesh.by_first(lambda: self._make_room(step))
         if not self.config.asynchronous:
             self._write(step, tensors, text, config, tokenizer)
         else:
@@ -104,14 +114,25 @@ class Checkpoints:
         self._writer = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._writer.start()
 
-    def _write(self, step: int, tensors: dict[str, Any], state: str, config: str, tokenizer: Any) -> None:
-        final = layout.step_folder(self.run, step)
-        temporary = self.run / f".{final.name}.tmp"
+    def _make_room(self, step: int) -> None:
+        """An empty hidden folder for the checkpoint of `step`."""
+        final, temporary = self._folders(step)
         with _disk(final, temporary):
             for left in self.run.glob(".step-*.tmp"):  # of a process that was killed
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
-            self._write_tensors(temporary, tensors)
+
+    def _folders(self, step: int) -> tuple[Path, Path]:
+        """(where a checkpoint will be, where it is written)."""
+        final = layout.step_folder(self.run, step)
+        return final, self.run / f".{final.name}.tmp"
+
+    def _write(self, step: int, tensors: dict[str, Any], state: str, config: str, tokenizer: Any) -> None:
+        final, temporary = self._folders(step)
+        with _disk(final, temporary):
+            self._write_tensors(temporary, tensors)  # back when all processes have written theirs
+            if self.mesh is not None and not self.mesh.first:
+                return
             self.model.config.save_pretrained(temporary / "hf")
             if tokenizer is not None:
                 tokenizer.save_pretrained(temporary / "hf")
@@ -175,7 +196,8 @@ class Checkpoints:
     def _write_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
         import torch.distributed.checkpoint as dcp
 
-        dcp.save(tensors, checkpoint_id=folder, no_dist=True)
+        group = None if self.mesh is None else self.mesh.saving
+        dcp.save(tensors, checkpoint_id=folder, process_group=group, no_dist=self.mesh is None)
 
     def _set_aside(self, step: int) -> None:
         """Checkpoints at or after `step` belong to a history this run left when it went on from an earlier one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from unmask import tracking
 from unmask.config import Config, ParallelConfig
@@ -22,8 +23,8 @@ from unmask.evaluation import shared
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
-from unmask.parallel import apply, data, mesh
-from unmask.rows import Document, Rows, flops
+from unmask.parallel import apply, data, mesh, shard
+from unmask.rows import Document, Rows, flops, inert
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
 from unmask.training import activations, optimizers, schedules, setup
@@ -161,7 +162,7 @@ class Trainer:
                 self.message(note)
             self._loop()
             self.profile.close(self.step, self.message)
-            self.mesh.by_first(self.checkpoints.wait)
+            self._by_writers(self.checkpoints.wait)
 
     def stop(self) -> None:
         """End the run after the step in progress; it is saved and can be continued."""
@@ -199,6 +200,7 @@ class Trainer:
         run, training = self.run, self.config.training
         self.step, self.steps = 0, run.steps
         self.objective: Objective = run.objective
+        self._parallelise()
         self.optimizer = optimizers.build(run.model, self.config.optimizer)
         self._peaks = [group.get("lr", self.config.optimizer.learning_rate) for group in self.optimizer.param_groups]
         self.ema = Ema(run.model, training.ema) if training.ema else None
@@ -206,10 +208,16 @@ class Trainer:
         self.guard, self.spikes = FiniteGuard(), SpikeGuard(training.spike)
         self.levels = LevelLosses(self.config.log.levels)
         self.noise = NoiseScale() if self.config.log.noise_scale and measurable(self.config) is None else None
+        # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
+        single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
+        data.measure(self.module, self.noise is not None and single)
         self.meter = Meter(run.device, run.dtype)
         self.loader = Loader(self._load)
         self.profile = Profile(self.config.log.profile, run.path, self.mesh.rank, run.device)
-        self.checkpoints = Checkpoints(run.path, run.model, self.optimizer, self.config.checkpoint, self.ema)
+        self.checkpoints = Checkpoints(
+            *(run.path, run.model, self.optimizer, self.config.checkpoint, self.ema),
+            mesh=None if self.mesh.shards is None else self.mesh,
+        )
         self._trackers: list[Tracker] = tracking.build(self.config.log, self.message) if self.mesh.first else []
         self._stopping = False
         self._signal: int | None = None
@@ -217,6 +225,10 @@ class Trainer:
         self._loss: float | None = None
         self._saved: Path | None = None
         self._bounds: dict[str, Bound] = {}
+
+    def _parallelise(self) -> None:
+        """`module`, which a step calls. First of all: FSDP2 puts other parameters in place of the model's."""
+        run, training = self.run, self.config.training
         self._mask_noise = None
         if self.config.model.mask_noise_steps:
             embedding, mask = run.model.get_input_embeddings(), needs_mask(run.objective)
@@ -228,9 +240,6 @@ class Trainer:
                 layer.compile(fullgraph=True)
         self.module: Any
         self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
-        # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
-        single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
-        data.measure(self.module, self.noise is not None and single)
 
     def _write_config(self) -> None:
         try:
@@ -339,8 +348,8 @@ class Trainer:
 
     @property
     def _part(self) -> tuple[int, int]:
-        """(r, R): this process computes for replica r of R."""
-        return self.mesh.position["replicate"], self.mesh.sizes["replicate"]
+        """(r, R): this process computes part r of R of a batch."""
+        return self.mesh.part
 
     def _update(self, norm: float) -> None:
         """The optimiser's step, and what follows the weights and the gradient."""
@@ -358,8 +367,7 @@ class Trainer:
         labels = sum(len(rows.labelled) for rows in micro)
         own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
         count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
-        # A process that has nothing to learn from still takes its part in the sums, where there are any.
-        passed = [n for n, rows in enumerate(micro) if len(rows.labelled)] or ([0] if micro and labels_in_all else [])
+        micro, passed = self._passes(micro, labels_in_all > 0)
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         for number in passed:
             batch = row_model.collate(micro[number])
@@ -369,7 +377,8 @@ class Trainer:
                 self.scaler.scale(terms.sum / (count or 1.0)).backward()
             for name, value in {"loss": terms.sum, **terms.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
-            self.levels.see(number, batch.held, terms.nll)
+            if len(micro[number].labelled):
+                self.levels.see(number, batch.held, terms.nll)
             if self.noise is not None and number == passed[0] != passed[-1]:
                 self.noise.see(square(self._gradients()))
         # Read only now: on a GPU every reading waits for the work before it.
@@ -377,6 +386,18 @@ class Trainer:
         means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
         return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
+
+    def _passes(self, micro: list[Rows], labels: bool) -> tuple[list[Rows], list[int]]:
+        """(micro-batches, the numbers of those that go through the model). labels: whether any process has some."""
+        if not labels:
+            return micro, []
+        if self.mesh.shards is None:
+            # A process that has nothing to learn from still takes its part in the sums.
+            return micro, [n for n, rows in enumerate(micro) if len(rows.labelled)] or [0][: len(micro)]
+        # Each pass gathers the parameters from all, so all make equally many.
+        training = self.config.training
+        count = -(-training.batch_size // (training.micro_batch * self._part[1]))
+        return micro + [inert(0.0)] * (count - len(micro)), list(range(count))
 
     def _sum_up(self, own: list[float], parts: int, counts: bool) -> list[float]:
         """The sums of `own` over all processes; those of the loss by level and of the noise scale go the same way.
@@ -398,6 +419,8 @@ class Trainer:
     def _clip(self) -> float:
         """The norm of the whole gradient, which is scaled down to `training.clip` where that is smaller."""
         norm = torch.nn.utils.get_total_norm(self._gradients())
+        if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
+            norm = norm.full_tensor()
         if self.config.training.clip:
             torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), self.config.training.clip, norm)
         return float(norm)
@@ -429,7 +452,7 @@ class Trainer:
         stop, number, failed = self.mesh.largest([float(value) for value in mine])
         self._stopping, self._signal = bool(stop), int(number) or None
         if failed:
-            self.mesh.by_first(self.checkpoints.wait)
+            self._by_writers(self.checkpoints.wait)
 
     def _ending(self) -> bool:
         if self.mesh.size == 1:
@@ -458,9 +481,12 @@ class Trainer:
         averaged = self.ema is not None and self.config.evaluation.ema
         try:
             with self.ema.applied() if self.ema is not None and averaged else nullcontext():
-                self._bounds, self.objective = evaluate(
-                    self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)
-                )
+                try:
+                    self._bounds, self.objective = evaluate(
+                        self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)
+                    )
+                finally:
+                    shard.rest(self.module)
         except _Abandoned:
             self.message(f"step {self.step}: evaluation given up; the continued run makes it")
             return
@@ -485,8 +511,15 @@ class Trainer:
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
-        self.mesh.by_first(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
+        self._by_writers(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
+
+    def _by_writers(self, action: Callable[[], Any]) -> None:
+        """Done by the first process, where it holds the whole model, else by all."""
+        if self.mesh.shards is None:
+            self.mesh.by_first(action)
+        else:
+            self.mesh.together(action)
 
     def _save_once(self) -> None:
         if self._saved != layout.step_folder(self.run.path, self.step):
@@ -520,7 +553,7 @@ class Trainer:
             self.message(f"step {self.step}: the loss jumped to {loss:.4g}, and there is no checkpoint to go back to")
             return False
         self.spikes.check(self.step, loss)
-        self.mesh.by_first(self.checkpoints.wait)
+        self._by_writers(self.checkpoints.wait)
         step, batches = self.step, self.step + self.spikes.offset
         limit, rollbacks = self.spikes.limit, self.spikes.rollbacks + 1
         folder = self._saved

@@ -1,0 +1,132 @@
+"""A copy of the model divided over ranks: torch's FSDP2 in the levels of ZeRO (Rajbhandari et al. 1910.02054).
+
+Between steps a rank holds its part of parameters and optimiser state, 1 / (shard x block) of a copy, at every level.
+Within a step of several micro-batches the levels differ:
+
+    level   whole parameters               gradients                              sent in a step of m micro-batches
+    1       from the first forward on      whole, summed after the last           all-gather     + reduce-scatter
+    2       from each forward to its end   divided after each micro-batch         m all-gathers  + m reduce-scatters
+    3       one layer at a time            divided after each micro-batch         2m all-gathers + m reduce-scatters
+
+With copies beside (hybrid sharding) the parts are summed over these once a step. All sums are plain: see
+`unmask.parallel.data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+# What FSDPModule.set_custom_all_gather and set_custom_reduce_scatter take; torch exports no public name for them.
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from unmask.attention.exchange import Traffic
+from unmask.config import ParallelConfig
+from unmask.models import RowModel
+from unmask.models.check import decoder_layers
+from unmask.parallel.mesh import Mesh
+
+
+@dataclass
+class Sharding:
+    """How a module is divided. copies: of the model beside this one; last: whether a step's last micro-batch runs."""
+
+    level: int
+    copies: int
+    traffic: Traffic
+    last: bool = True
+
+
+def sharded(row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype) -> RowModel:
+    """The row model itself, its parameters now DTensors over `mesh.shards`.
+
+    Each decoder layer is gathered as one, and the root (embeddings, last norm, head) as one for the whole forward: the
+    chunked loss reads the head's weight. In half precision parameters are gathered in `arithmetic`, gradients summed in
+    fp32; the parts are kept as they were.
+    """
+    assert mesh.shards is not None
+    half = arithmetic if arithmetic.itemsize < row_model.model.dtype.itemsize else None
+    wide = torch.promote_types(row_model.model.dtype, torch.float32)
+    options: dict[str, Any] = {
+        "mesh": mesh.shards,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=wide),
+        "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
+    }
+    layers = decoder_layers(row_model.model)
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=config.level == 3, **options)
+    fully_shard(row_model, reshard_after_forward=False, **options)
+    sharding = Sharding(config.level, mesh.sizes["replicate"], mesh.traffic)
+    root = cast(Any, row_model)
+    root.sharding = sharding
+    # A rank whose rows miss an expert adds zeros; without, the sizes of the sums would differ.
+    root.set_reduce_scatter_unused_params(True)
+    for module in fsdp_modules(row_model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_custom_all_gather(_Gather(sharding))
+        module.set_custom_reduce_scatter(_Reduce(sharding))
+    if config.prefetch:
+        _prefetch(cast(list[FSDPModule], layers), config.prefetch)
+    return row_model
+
+
+def passing(module: FSDPModule, last: bool) -> None:
+    """What the next forward and backward pass leaves behind; last: it is the last one of a step."""
+    sharding: Sharding = cast(Any, module).sharding
+    sharding.last = last
+    if sharding.level == 1:
+        module.set_requires_gradient_sync(last)
+        module.set_reshard_after_backward(last)
+    else:
+        module.set_requires_all_reduce(last)
+
+
+def rest(module: nn.Module) -> None:
+    """Divide again what a forward without a backward has left whole: it would not follow the weights."""
+    for each in fsdp_modules(module):
+        each.reshard()
+
+
+def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
+    return [each for each in module.modules() if isinstance(each, FSDPModule)]
+
+
+def _prefetch(layers: list[FSDPModule], ahead: int) -> None:
+    """Gather `ahead` layers before they run, in the forward and in the backward pass."""
+    for number, layer in enumerate(layers):
+        layer.set_modules_to_forward_prefetch(layers[number + 1 : number + 1 + ahead])
+        layer.set_modules_to_backward_prefetch(layers[max(0, number - ahead) : number][::-1])
+
+
+class _Gather(DefaultAllGather):
+    """All-gather, its bytes counted: a part goes to every other rank."""
+
+    def __init__(self, sharding: Sharding):
+        self.traffic = sharding.traffic
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        self.traffic.add("parameters", (group.size() - 1) * input_tensor.nbytes)
+        return super().__call__(output_tensor, input_tensor, group, async_op)
+
+
+class _Reduce(DefaultReduceScatter):
+    """Reduce-scatter, its bytes counted with those of the sum over copies that follows."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding = sharding
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work:
+        size, copies = output_tensor.nbytes, self.sharding.copies
+        over_copies = 2 * (copies - 1) * size // copies if self.sharding.last else 0
+        self.sharding.traffic.add("parameter gradients", (group.size() - 1) * size + over_copies)
+        return super().__call__(output_tensor, input_tensor, group, op, async_op)
