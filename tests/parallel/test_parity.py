@@ -120,8 +120,18 @@ SERIAL = [
     replace(BASE, placement="serial"),
     replace(BASE, placement="serial", blocks=3, objective="mdlm (llada)", data="long"),
 ]
+TENSOR = [
+    replace(BASE, blocks=1, tensor=2),
+    replace(BASE, blocks=1, tensor=2, objective="ar", data="long", checkpointing="full"),
+    replace(BASE, blocks=1, tensor=2, objective="mdlm (mdlm)", checkpointing="selective", data="prompt"),
+    replace(BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH),
+    replace(BASE, blocks=2, tensor=2, data="long"),
+    replace(BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)"),
+    replace(BASE, blocks=1, replicas=2, tensor=2, batch_size=4, micro_batch=1, data="prompt"),
+    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1),
+]
 #: (rows of the matrix by what they show, in the order in which they run)
-MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL]
+MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *TENSOR]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -141,7 +151,7 @@ def alone(tmp_path_factory):
 
 
 def name(case):
-    sizes = f"{case.replicas}x{case.blocks}"
+    sizes = f"{case.replicas}x{case.shards}x{case.blocks}x{case.tensor}"
     extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 

@@ -56,10 +56,11 @@ class Case:
     options: tuple[str, ...] = ()
     shards: int = 1
     zero: int | None = None
+    tensor: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.blocks * self.shards * self.replicas
+        return self.blocks * self.shards * self.replicas * self.tensor
 
     def alone(self) -> Case:
         """The same training on one process."""
@@ -71,6 +72,7 @@ class Case:
             replicas=1,
             shards=1,
             zero=None,
+            tensor=1,
             micro_batch=self.batch_size,
             checkpointing="none",
         )
@@ -85,6 +87,7 @@ class Case:
         sizes = {"block_parallel_size": self.blocks, "data_parallel_size": self.replicas, "timeout": 60}
         node = {"node_size": 2} if "+" in self.exchange else {}
         sizes |= {"shard_size": self.shards} | ({"zero": self.zero} if self.zero else {})
+        sizes |= {"model_parallel_size": self.tensor} if self.tensor > 1 else {}
         if self.blocks == 1:
             return sizes
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}
