@@ -127,8 +127,12 @@ TENSOR = [
     replace(BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH),
     replace(BASE, blocks=2, tensor=2, data="long"),
     replace(BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)"),
+    replace(BASE, blocks=1, tensor=2, model="sliding", data="long", objective="block_diffusion (causal clean)"),
+    replace(BASE, blocks=1, tensor=4, model="uneven", checkpointing="selective"),
+    replace(BASE, blocks=2, tensor=2, model="uneven", objective="fast_dllm_v2", exchange="ulysses"),
     replace(BASE, blocks=1, replicas=2, tensor=2, batch_size=4, micro_batch=1, data="prompt"),
     replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1),
+    replace(BASE, blocks=2, replicas=2, tensor=2, batch_size=4, micro_batch=1, objective="block_diffusion (sdar)"),
 ]
 #: (rows of the matrix by what they show, in the order in which they run)
 MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *TENSOR]

@@ -35,7 +35,7 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
     part = slice(rank * step, (rank + 1) * step)
     cast = getattr(torch, dtype)
     own = [x.detach().to(cast).requires_grad_() for x in (hidden, weight[part], b[part])]
-    shard = VocabularyShard(own[1], part.start, dist.group.WORLD, own[2] if bias else None)
+    shard = VocabularyShard(own[1], own[2] if bias else None, part.start, dist.group.WORLD)
     module = sys.modules["unmask.kernels.vocabulary_parallel"]
     before, module.CHUNK = module.CHUNK, 7
     try:

@@ -33,6 +33,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Untied, with biases, and a vocabulary that neither two nor four ranks divide evenly.
+MODELS["uneven"] = {
+    "model_type": "llama",
+    "vocab_size": 67,
+    "num_key_value_heads": 4,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": False,
+}
+
 STEPS = 20
 PACK = 32
 

@@ -11,6 +11,7 @@ dW_r = dz_r^T h stays where W_r is; dh = sum_r dz_r W_r is summed over the group
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,21 +25,23 @@ from unmask.kernels.linear_cross_entropy import CHUNK, _accumulate, _LinearCross
 class VocabularyShard(NamedTuple):
     """The part of a projection that this rank of `group` holds: token ids from `start` on.
 
-    weight [its token ids, width], at least one; bias [its token ids].
+    weight [its token ids, width], at least one; bias [its token ids]; sent: told the bytes that this rank sends.
     """
 
     weight: Tensor
+    bias: Tensor | None
     start: int
     group: dist.ProcessGroup
-    bias: Tensor | None = None
+    sent: Callable[[int], None] = lambda size: None
 
 
 class _Options(NamedTuple):
     softcap: float | None
     exclude: int | None
+    grad: bool
     start: int
     group: dist.ProcessGroup
-    grad: bool
+    sent: Callable[[int], None]
 
 
 def vocabulary_parallel_cross_entropy(
@@ -61,7 +64,7 @@ def vocabulary_parallel_cross_entropy(
         hidden = hidden.to(torch.get_autocast_dtype(device))
     inputs = (hidden, shard.weight, shard.bias)
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    options = _Options(softcap, exclude, shard.start, shard.group, grad)
+    options = _Options(softcap, exclude, grad, *shard[2:])
     return _VocabularyParallel.apply(*inputs, label, loss_weight, options)
 
 
@@ -86,7 +89,7 @@ class _VocabularyParallel(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             logits = _logits(hidden[part], matrix, bias, wide)
-            lse, chosen = _across(*_own_sums(logits, label[part], options), options.group)
+            lse, chosen = _across(_own_sums(logits, label[part], options), options)
             nll[part] = lse - chosen
             if not options.grad:
                 continue
@@ -100,6 +103,8 @@ class _VocabularyParallel(torch.autograd.Function):
                 _accumulate(dw, dz, hidden[part])
         if dh is not None and len(dh):
             dist.all_reduce(dh, group=options.group)
+            ranks = dist.get_world_size(options.group)
+            options.sent(2 * (ranks - 1) * dh.nbytes // ranks)
         ctx.save_for_backward(dh, dw, db)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.mark_non_differentiable(nll)
@@ -108,11 +113,12 @@ class _VocabularyParallel(torch.autograd.Function):
     backward = _LinearCrossEntropy.backward
 
 
-def _own_sums(logits: Tensor, label: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor]:
-    """(m, s, c), each [n], of this rank's logits [n, its token ids], which are squashed and excluded in place."""
+def _own_sums(logits: Tensor, label: Tensor, options: _Options) -> Tensor:
+    """m, s and c, [3, n], of this rank's logits [n, its token ids], which are squashed and excluded in place."""
     own = None if options.exclude is None else options.exclude - options.start
     held, index = _own(label, logits.shape[1], options.start)
-    top, total, chosen = (logits.new_empty(len(logits)) for _ in range(3))
+    found = logits.new_empty((3, len(logits)))
+    top, total, chosen = found
     for rows in row_chunks(logits):
         z = logits[rows]
         if options.softcap is not None:
@@ -123,14 +129,15 @@ def _own_sums(logits: Tensor, label: Tensor, options: _Options) -> tuple[Tensor,
         top[rows] = z.amax(1).clamp_min_(torch.finfo(z.dtype).min)
         total[rows] = (z - top[rows, None]).exp_().sum(1)
         chosen[rows] = torch.where(held[rows], z.gather(1, index[rows, None])[:, 0], 0.0)
-    return top, total, chosen
+    return found
 
 
-def _across(top: Tensor, total: Tensor, chosen: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """(lse, the label's logit) of the whole vocabulary, each [n]."""
-    mine = torch.stack((top, total, chosen))
-    every = mine.new_empty((dist.get_world_size(group), *mine.shape))
-    dist.all_gather_single(every.flatten(0, 1), mine, group=group)
+def _across(mine: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+    """(lse, the label's logit) of the whole vocabulary, each [n]. mine: of this rank's part, [3, n]."""
+    ranks = dist.get_world_size(options.group)
+    every = mine.new_empty((ranks, *mine.shape))
+    dist.all_gather_single(every.flatten(0, 1), mine, group=options.group)
+    options.sent((ranks - 1) * mine.nbytes)
     tops, totals, chosens = every.unbind(1)
     highest = tops.amax(0)
     return (totals * (tops - highest).exp()).sum(0).log_().add_(highest), chosens.sum(0)

@@ -72,8 +72,8 @@ class RowModel(nn.Module):
         self.windows = layer_windows(model)
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
-        #: Where the vocabulary is divided over a group: (the first token id held here, the group).
-        self.vocabulary_shard: tuple[int, ProcessGroup] | None = None
+        #: Where the vocabulary is divided over a group: see `Head.shard`.
+        self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Head(NamedTuple):
     """The output projection: weight [vocabulary, width], an optional bias [vocabulary] and logit soft-cap.
 
-    shard: of a vocabulary that is divided over a group's ranks, (the first token id that is held here, the group).
+    shard: of a vocabulary that is divided over a group's ranks, (the first token id that is held here, the group, what
+    counts the bytes that are sent).
     """
 
     weight: Tensor
     bias: Tensor | None = None
     softcap: float | None = None
-    shard: tuple[int, ProcessGroup] | None = None
+    shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
 
     def cross_entropy(
         self, hidden: Tensor, label: Tensor, weight: Tensor, exclude: int | None = None
@@ -38,7 +39,7 @@ class Head(NamedTuple):
         options: dict[str, Any] = {"softcap": self.softcap, "exclude": exclude}
         if self.shard is None:
             return linear_cross_entropy(hidden, self.weight, label, weight, bias=self.bias, **options)
-        own = VocabularyShard(self.weight, *self.shard, self.bias)
+        own = VocabularyShard(self.weight, self.bias, *self.shard)
         return vocabulary_parallel_cross_entropy(hidden, own, label, weight, **options)
 
 

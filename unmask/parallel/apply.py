@@ -34,13 +34,14 @@ def parallelise(
     """
     if mesh.size == 1:
         return row_model, None
+    if mesh.tensor is not None:
+        axis = tensor.TensorAxis(mesh.tensor, mesh.traffic)
+        mesh.together(lambda: tensor.divide(row_model, axis))
     block = None
     if mesh.axis is not None:
         layers = layers_of(row_model, config, arithmetic)
         block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
         row_model.axis = block
-    if mesh.tensor is not None:
-        tensor.divide(row_model, tensor.TensorAxis(mesh.tensor, mesh.traffic))
     if mesh.shards is not None:
         return sharded(row_model, mesh, config, arithmetic), block
     return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block

@@ -29,6 +29,7 @@ from unmask.attention.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import RowModel
+from unmask.models.rotary_attention import close, trial_rows
 from unmask.objectives import Objective, objectives
 
 COLUMN, ROW = "colwise", "rowwise"
@@ -133,6 +134,10 @@ class TensorAxis:
     def rank(self) -> int:
         return self.mesh.get_local_rank()
 
+    def count(self, size: int) -> None:
+        """`size` more bytes sent."""
+        self.traffic.add("tensor", size)
+
     def part(self, whole: Tensor) -> Tensor:
         """This rank's rows of whole [1, N, width]: [1, ceil(N / size), width], zeros after the last row."""
         own = -(-whole.shape[1] // self.size)
@@ -144,7 +149,7 @@ class TensorAxis:
         """The opposite: [1, rows, width]."""
         whole = part.new_empty((self.size * part.shape[1], part.shape[2]))
         dist.all_gather_single(whole, part[0].contiguous(), group=self.group)
-        self.traffic.add("tensor", (self.size - 1) * part.nbytes)
+        self.count((self.size - 1) * part.nbytes)
         return whole[None, :rows]
 
     def reduced(self, whole: Tensor) -> Tensor:
@@ -153,14 +158,14 @@ class TensorAxis:
         padded = nn.functional.pad(whole[0], (0, 0, 0, own * self.size - whole.shape[1])).contiguous()
         part = padded.new_empty((own, padded.shape[1]))
         dist.reduce_scatter_single(part, padded, group=self.group)
-        self.traffic.add("tensor", (self.size - 1) * part.nbytes)
+        self.count((self.size - 1) * part.nbytes)
         return part[None]
 
     def summed(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x."""
         total = x.contiguous().clone()
         dist.all_reduce(total, group=self.group)
-        self.traffic.add("tensor", 2 * (self.size - 1) * total.nbytes // self.size)
+        self.count(2 * (self.size - 1) * total.nbytes // self.size)
         return total
 
 
@@ -203,7 +208,28 @@ class _Sum(torch.autograd.Function):
 
 
 def divide(row_model: RowModel, axis: TensorAxis) -> None:
-    """Divide the row model over the axis, in place: every parameter becomes a DTensor."""
+    """Divide the row model over the axis, in place: every parameter becomes a DTensor.
+
+    UserError where the divided decoder does not give what it gave before.
+    """
+    before = _trial(row_model)
+    _divide(row_model, axis)
+    if not close(_trial(row_model), before):
+        kind = type(row_model.model).__name__
+        raise UserError(_refused(f"{kind} computes something else when it is divided by transformers' plan"))
+
+
+@torch.no_grad()
+def _trial(row_model: RowModel) -> Tensor:
+    """Hidden states of the labelled rows of a small pack."""
+    training = row_model.training
+    row_model.eval()
+    hidden = row_model.hidden(row_model.collate(trial_rows()))
+    row_model.train(training)
+    return hidden
+
+
+def _divide(row_model: RowModel, axis: TensorAxis) -> None:
     model = row_model.model
     plan, base = plan_of(model), model.base_model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -225,7 +251,7 @@ def divide(row_model: RowModel, axis: TensorAxis) -> None:
         if own:
             _compute_locally(module, list(own), axis.size if module in summands else 1)
     start = axis.rank * -(-embedding.num_embeddings // axis.size)
-    row_model.vocabulary_shard = (start, axis.group)
+    row_model.vocabulary_shard = (start, axis.group, axis.count)
     embedding.forward = partial(_embedded, embedding, embedding.forward, axis, start)
     # After the hooks that are there: noise on the mask token is added to whole rows.
     embedding.register_forward_hook(lambda module, args, out: _Scatter.apply(out, axis, False))
