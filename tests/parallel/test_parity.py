@@ -124,7 +124,9 @@ TENSOR = [
     replace(BASE, blocks=1, tensor=2),
     replace(BASE, blocks=1, tensor=2, objective="ar", data="long", checkpointing="full"),
     replace(BASE, blocks=1, tensor=2, objective="mdlm (mdlm)", checkpointing="selective", data="prompt"),
-    replace(BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH),
+    replace(
+        BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH
+    ),
     replace(BASE, blocks=2, tensor=2, data="long"),
     replace(BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)"),
     replace(BASE, blocks=1, tensor=2, model="sliding", data="long", objective="block_diffusion (causal clean)"),

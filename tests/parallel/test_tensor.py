@@ -42,7 +42,9 @@ def whole(tmp_path_factory):
     return train(ON["1"], str(tmp_path_factory.mktemp("whole")))
 
 
-@pytest.mark.parametrize("first, second", [("2 tensor", "1"), ("1", "2 tensor"), ("2 tensor", "2 shards"), ("2 blocks", "2 tensor")])
+@pytest.mark.parametrize(
+    "first, second", [("2 tensor", "1"), ("1", "2 tensor"), ("2 tensor", "2 shards"), ("2 blocks", "2 tensor")]
+)
 def test_a_run_goes_on_on_another_mesh(first, second, workers, whole, tmp_path):
     assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
     rest = run(workers, ON[second], tmp_path)

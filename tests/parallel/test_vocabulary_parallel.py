@@ -52,7 +52,10 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
 
 
 CASES = [
-    *((37, bias, softcap, exclude, "float64") for bias, softcap, exclude in product((0, 1), (None, 5.0), (None, 0, 36))),
+    *(
+        (37, bias, softcap, exclude, "float64")
+        for bias, softcap, exclude in product((0, 1), (None, 5.0), (None, 0, 36))
+    ),
     (4, True, 5.0, 0, "float64"),  # with four ranks one holds nothing but the excluded token
     (37, True, None, 0, "float32"),
 ]

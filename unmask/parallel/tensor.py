@@ -81,11 +81,17 @@ def check_config(config: Config) -> None:
     """UserError for settings that do not go with a tensor axis."""
     size = f"parallel.model_parallel_size={config.parallel.model_parallel_size}"
     if config.model.compile:
-        raise UserError(f"model.compile=true does not go with {size}, whose layers wait for each other; set it to false")
+        raise UserError(
+            f"model.compile=true does not go with {size}, whose layers communicate; set it to false"
+        )
     if config.optimizer.name == "muon":
-        raise UserError(f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw")
+        raise UserError(
+            f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
+        )
     if objectives[config.objective.name].loss is not Objective.loss:
-        raise UserError(f"objective.name={config.objective.name} has a loss of its own, which takes whole logits: {size}")
+        raise UserError(
+            f"objective.name={config.objective.name} has a loss of its own, which takes whole logits: {size}"
+        )
 
 
 def check(model: Any, size: int) -> None:
@@ -320,5 +326,3 @@ def _leave(axis: TensorAxis, module: nn.Module, args: Any, output: Any) -> Any:
     if isinstance(output, tuple):
         return (_Scatter.apply(output[0], axis, True), *output[1:])
     return _Scatter.apply(output, axis, True)
-
-
