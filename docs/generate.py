@@ -131,9 +131,28 @@ def parallelism() -> str:
         for objective in OBJECTIVES:
             cell = (objective, placement, exchange)
             proven = [case for case in MATRIX if (case.objective, case.placement, case.exchange) == cell]
-            line.append(", ".join(map(str, sorted({case.ranks for case in proven if case.blocks > 1}))))
+            ranks = {case.ranks for case in proven if case.blocks > 1 and not case.zero}
+            line.append(", ".join(map(str, sorted(ranks))))
         table.append(line)
     return markdown(table, ("placement", "exchange", *OBJECTIVES))
+
+
+def sharding() -> str:
+    """Mesh x level of ZeRO -> the objectives for which the parity matrix proves it, and under which checkpointing."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import SHARDED
+
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for case in SHARDED:
+        found.setdefault((case.replicas, case.shards, case.blocks, case.zero or 3), []).append(case)
+    table = []
+    for sizes, cases in sorted(found.items()):
+        names = [case.objective + (" (experts)" if case.model == "experts" else "") for case in cases]
+        objectives = ", ".join(dict.fromkeys(name.replace("clip auto", "block_diffusion (clip auto)") for name in names))
+        checkpointing = ", ".join(dict.fromkeys(case.checkpointing for case in cases))
+        table.append([*map(str, sizes), objectives, checkpointing])
+    columns = ("data_parallel_size", "shard_size", "block_parallel_size", "zero", "objectives", "checkpointing")
+    return markdown(table, columns)
 
 
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
@@ -145,6 +164,7 @@ TABLES = {
     "trackers": tracker_options,
     "reading": reading_options,
     "parallelism": parallelism,
+    "sharding": sharding,
 }
 
 

@@ -16,6 +16,10 @@ ON = {
     "2 replicas": replace(BASE, blocks=1, replicas=2),
     "4": replace(BASE, blocks=2, replicas=2),
     "4 blocks": replace(BASE, blocks=4),
+    "2 shards": replace(BASE, blocks=1, shards=2),
+    "4 shards": replace(BASE, blocks=1, shards=4, micro_batch=1, zero=2),
+    "2 shards of 2 copies": replace(BASE, blocks=1, shards=2, replicas=2, micro_batch=1),
+    "2 shards of 2 blocks": replace(BASE, shards=2),
 }
 
 
@@ -30,7 +34,22 @@ def whole(tmp_path_factory):
     return train(ON["1"], str(tmp_path_factory.mktemp("whole")))
 
 
-@pytest.mark.parametrize("first, second", [("2", "1"), ("1", "4 blocks"), ("4", "2"), ("2", "2 replicas")])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("2", "1"),
+        ("1", "4 blocks"),
+        ("4", "2"),
+        ("2", "2 replicas"),
+        ("4 shards", "1"),
+        ("1", "2 shards"),
+        ("2 shards", "4 shards"),
+        ("2 shards", "2 replicas"),
+        ("2 replicas", "2 shards of 2 copies"),
+        ("2 shards of 2 copies", "2 shards of 2 blocks"),
+        ("2 shards of 2 blocks", "4 blocks"),
+    ],
+)
 def test_on_another_number_of_processes(first, second, workers, whole, tmp_path):
     assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
     rest = run(workers, ON[second], tmp_path)
@@ -42,7 +61,7 @@ def test_on_another_number_of_processes(first, second, workers, whole, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32"])
-@pytest.mark.parametrize("on", ["2", "4"])
+@pytest.mark.parametrize("on", ["2", "4", "2 shards", "2 shards of 2 blocks"])
 def test_on_the_same_ten_and_ten_are_twenty_bit_for_bit(on, dtype, workers, tmp_path):
     case = replace(ON[on], dtype=dtype)
     twenty = run(workers, case, tmp_path / "twenty")

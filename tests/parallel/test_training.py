@@ -14,6 +14,7 @@ from unmask.training.batches import micro_batches
 
 MESHES = {
     "2 blocks": (2, ["parallel.block_parallel_size=2", "training.micro_batch=2"]),
+    "2 shards": (2, ["parallel.shard_size=2", "training.micro_batch=2"]),
     "2 replicas": (2, ["parallel.data_parallel_size=2", "training.micro_batch=2"]),
 }
 

@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
 }
 
 #: Untied, with biases, and a vocabulary that neither two nor four ranks divide evenly.
@@ -49,7 +50,7 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """blocks x replicas processes; data: packed, long or prompt; options: further overrides, which a process alone
+    """replicas x shards x blocks processes; data: packed, long or prompt; options: further overrides, which a process alone
     is given too."""
 
     objective: str
@@ -67,6 +68,7 @@ class Case:
     shards: int = 1
     zero: int | None = None
     tensor: int = 1
+    prefetch: int = 0
 
     @property
     def ranks(self) -> int:
@@ -83,6 +85,7 @@ class Case:
             shards=1,
             zero=None,
             tensor=1,
+            prefetch=0,
             micro_batch=self.batch_size,
             checkpointing="none",
         )
@@ -96,7 +99,7 @@ class Case:
     def parallel(self) -> dict[str, Any]:
         sizes = {"block_parallel_size": self.blocks, "data_parallel_size": self.replicas, "timeout": 60}
         node = {"node_size": 2} if "+" in self.exchange else {}
-        sizes |= {"shard_size": self.shards} | ({"zero": self.zero} if self.zero else {})
+        sizes |= {"shard_size": self.shards, "prefetch": self.prefetch} | ({"zero": self.zero} if self.zero else {})
         sizes |= {"model_parallel_size": self.tensor} if self.tensor > 1 else {}
         if self.blocks == 1:
             return sizes

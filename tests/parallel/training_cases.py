@@ -25,13 +25,14 @@ def everything(path: str, overrides: list[str], stop: int | None = None) -> dict
     from tests.training.tiny import config, log, weights
     from unmask.training.trainer import Trainer
 
-    forward = Trainer._forward_backward
+    forward, kept = Trainer._forward_backward, {}
 
     def jumping(self: Any, objective: Any, micro: Any) -> Any:
         loss, metrics = forward(self, objective, micro)
         return loss * (9.0 if self.step + self.spikes.offset == BAD else 1.0), metrics
 
     def stopping(trainer: Any, record: Any) -> None:
+        kept.update(ema=whole(trainer.ema.average), weights=whole(weights(trainer)))
         if record["step"] == stop:
             trainer.stop()
 
@@ -43,11 +44,19 @@ def everything(path: str, overrides: list[str], stop: int | None = None) -> dict
     ranks = [key for record in records for key in record if key.startswith("rank_")]
     return {
         "log": [{key: value for key, value in record.items() if key not in {*TIMED, *ranks}} for record in records],
-        "ema": {name: average.numpy().copy() for name, average in trainer.ema.average.items()},
-        "weights": {name: weight.numpy() for name, weight in weights(trainer).items()},
+        "ema": {name: average.numpy() for name, average in kept["ema"].items()},
+        "weights": {name: weight.numpy() for name, weight in kept["weights"].items()},
         "state": (trainer.spikes.state_dict()["offset"], trainer.spikes.rollbacks, tuple(trainer.checkpoints.best)),
         "noise": trainer.noise.state_dict() if trainer.noise else None,
         "profile": sorted(os.listdir(Path(path) / "profile")) if trainer.mesh.first else [],
+    }
+
+
+def whole(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Copies, of tensors divided over processes the whole."""
+    return {
+        name: (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone()
+        for name, each in tensors.items()
     }
 
 

@@ -76,11 +76,6 @@ def check(config: Config, row_model: RowModel) -> None:
         )
     if parallel.offload and row_model.device.type == "cpu":
         raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
-    if parallel.level and config.optimizer.name == "muon":
-        raise UserError(
-            "optimizer.name=muon needs whole matrices, of which FSDP2 leaves every rank a part: use adamw, or "
-            "parallel.shard_size=1"
-        )
     if parallel.model_parallel_size > 1:
         tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)

@@ -8,6 +8,7 @@ is not seen; attention's, the largest, is added from its tiles.
 
 from __future__ import annotations
 
+import math
 import resource
 import weakref
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unmask.models.check import decoder_layers
 from unmask.rows import Rows
 from unmask.training import activations, optimizers
 from unmask.training.setup import Run
@@ -32,7 +34,8 @@ KEPT = 0.5
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device. averages: of the weights (`training.ema`); activations: of the largest micro-batch, with
+    """Bytes on one device, of a model that FSDP2 divides the largest part. gathered: parameters that are whole for a
+    while, with their gradients; averages: of the weights (`training.ema`); activations: of the largest micro-batch, with
     everything else that lives only for a while.
 
     On a CPU also allocator, an allowance for what malloc keeps after tensors have gone, and process, what is in memory
@@ -43,6 +46,7 @@ class Footprint:
     gradients: int
     optimizer: int
     averages: int
+    gathered: int
     activations: int
     allocator: int
     process: int
@@ -118,6 +122,7 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
         for each in [*parameters, *row_model.buffers()]:
             ledger.enter(each)
         held = ledger.live
+        buffers = held - sum(map(_size, parameters))
         optimizer = optimizers.build(run.model, run.config.optimizer)
         trained = [each for each in parameters if each.requires_grad]
         for each in trained:
@@ -138,15 +143,39 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
     temporary = max(0, ledger.peak - held - gradients - states) + passing
-    averages = sum(each.numel() * max(4, each.element_size()) for each in trained) if training.ema else 0
+    shards = run.config.parallel.shards
+    parts = [sum(_size(each, shards) for each in tensors) for tensors in (parameters, trained)]
+    own_states = sum(_size(value, shards) for state in optimizer.state.values() for value in state.values())
+    averages = sum(_size(each, shards) * max(1, 4 // each.element_size()) for each in trained) if training.ema else 0
+    lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run))
     if run.device.type != "cpu":
-        return Footprint(held, gradients, states, averages, temporary, 0, 0)
-    return Footprint(held, gradients, states, averages, temporary, round(KEPT * temporary), max(0, resident - held))
+        return Footprint(*lasting, temporary, 0, 0)
+    return Footprint(*lasting, temporary, round(KEPT * temporary), max(0, resident - held))
 
 
-def _size(value: Any) -> int:
-    """Bytes of a tensor; counters and what is no tensor count nothing."""
-    return value.numel() * value.element_size() if isinstance(value, Tensor) and value.dim() else 0
+def _gathered(run: Run) -> int:
+    """Bytes of whole parameters and gradients while a step runs (see `unmask.parallel.shard`).
+
+    At level 3 the layer that runs, the next ones and what belongs to no layer; the gradients of one layer, or of those.
+    """
+    parallel = run.config.parallel
+    if not parallel.level:
+        return 0
+    sizes = [sum(each.numel() for each in layer.parameters()) for layer in decoder_layers(run.model)]
+    largest, every = max(sizes), sum(each.numel() for each in run.model.parameters())
+    rest = every - sum(sizes)
+    whole = every
+    if parallel.level == 3:
+        whole = min(every, rest + largest * (1 + max(1, parallel.prefetch)))
+    gradients = every if parallel.level == 1 else max(largest, rest)
+    return whole * run.dtype.itemsize + gradients * max(4, run.model.dtype.itemsize)
+
+
+def _size(value: Any, parts: int = 1) -> int:
+    """Bytes of a tensor, or of the first of `parts` of its rows; counters and what is no tensor count nothing."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return 0
+    return -(-len(value) // parts) * math.prod(value.shape[1:]) * value.element_size()
 
 
 def _resident() -> int:

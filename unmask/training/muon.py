@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from unmask.config import OptimizerConfig
@@ -32,7 +33,8 @@ class MuonAdamW(Optimizer):
         hidden = [group for group in groups if group["role"] == "hidden"]
         if not hidden:
             raise UserError("optimizer.name=muon: the model has no matrix inside of its layers; use adamw")
-        muon = torch.optim.Muon(
+        divided = any(isinstance(each, DTensor) for group in hidden for each in group["params"])
+        muon = (DividedMuon if divided else torch.optim.Muon)(
             hidden,
             lr=config.muon_learning_rate or config.learning_rate,
             momentum=config.momentum,
@@ -62,3 +64,30 @@ class MuonAdamW(Optimizer):
         for part in self._parts.values():
             part.step()
         return loss
+
+
+class DividedMuon(torch.optim.Muon):
+    """torch.optim.Muon for matrices that FSDP2 divides: every rank gathers u, one matrix at a time, and takes its part of
+    NS(u). The momentum stays divided."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return None
+
+    def _update(self, parameter: Any, group: dict[str, Any]) -> None:
+        gradient, state, momentum = parameter.grad, self.state[parameter], group["momentum"]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        whole = (gradient.lerp(mean, momentum) if group["nesterov"] else mean).full_tensor()
+        change = torch.zeros_like(whole)
+        change.grad = whole
+        same = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+        torch.optim.Muon([change], weight_decay=0.0, momentum=0.0, nesterov=False, **same).step()
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        # Without src_data_rank every rank takes its part of its own copy: nothing is sent.
+        parameter.add_(distribute_tensor(change, parameter.device_mesh, parameter.placements, src_data_rank=None))

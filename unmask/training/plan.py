@@ -53,7 +53,8 @@ def plan(config: Config) -> dict[str, Any]:
         **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
-        **({"processes": _processes(config), **first, **ranks} if placed else {}),
+        **({"processes": _processes(config)} if _processes(config) > 1 else {}),
+        **({**first, **ranks} if placed else {}),
     }
 
 
@@ -84,7 +85,8 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
     found = footprint(run, micro, max(0, elsewhere))
     parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
     names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
-    return {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
+    facts = {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
+    return facts | ({"gathered_bytes": found and found.gathered} if run.config.parallel.level else {})
 
 
 def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str, Any]]]:

@@ -1,0 +1,146 @@
+"""Composed parallelism: what dividing a model with FSDP2 costs over copies of it, a step of two processes.
+
+Both sides live in the same processes and take turns, step by step, so that the machine's drift meets them alike; a
+round's time is that of the slowest rank, a figure the median over rounds of the ratio.
+
+    python benchmarks/hybrid.py [--json] [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import Figure, report
+
+RANKS = 2
+MODEL = {
+    "model_type": "qwen3", "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 768, "vocab_size": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+PACK = 1024
+#: name -> sizes of the mesh.
+SIDES: dict[str, dict[str, int]] = {
+    "copies": {"data_parallel_size": RANKS},
+    "zero 1": {"shard_size": RANKS, "zero": 1},
+    "zero 2": {"shard_size": RANKS, "zero": 2},
+    "zero 3": {"shard_size": RANKS, "zero": 3},
+}
+
+
+def steps(device: Any, held: ExitStack) -> dict[str, Callable[[], None]]:
+    """A training step of every side, over the same rows."""
+    import numpy as np
+    import torch
+
+    from unmask.config import ModelConfig, ParallelConfig
+    from unmask.models import RowModel, load
+    from unmask.objectives import build
+    from unmask.parallel import apply, data
+    from unmask.parallel.mesh import started
+    from unmask.rows import Document
+
+    objective = build("block_diffusion", {"block_size": 32}).model_copy(update={"mask_token_id": 4095})
+    token = np.random.default_rng(int(os.environ["RANK"])).integers(0, 4095, PACK)
+    documents = [Document(token, np.ones(PACK, bool), 0)]
+    rows = objective.rows(documents, 0, objective.levels(documents, 0)).pruned()
+    found: dict[str, Callable[[], None]] = {}
+    for name, sizes in SIDES.items():
+        config = ParallelConfig(**sizes, timeout=60)
+        mesh = held.enter_context(started(config, device))
+        row_model = RowModel(load(ModelConfig(config=MODEL, mask_token_id=4095)).model, skip_last_layer="auto")
+        module, _ = apply.parallelise(row_model, mesh, config, torch.float32)
+        optimizer = torch.optim.AdamW(row_model.parameters(), lr=1e-4, fused=True)
+        batch = row_model.collate(rows)
+
+        def step(module: Any = module, optimizer: Any = optimizer, batch: Any = batch) -> None:
+            with data.summing(module, True):
+                (module(batch, objective).sum / (RANKS * rows.count)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        found[name] = step
+    return found
+
+
+def serve(rank: int, store: str, pipe: Any) -> None:
+    """One rank: runs the side that the parent names and answers with its seconds."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+    )  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    with ExitStack() as held:
+        of = steps(torch.device("cpu"), held)
+        pipe.send("ready")
+        while (name := pipe.recv()) is not None:
+            dist.barrier()
+            start = time.perf_counter()
+            of[name]()
+            pipe.send(time.perf_counter() - start)
+
+
+def sharding(rounds: int) -> list[Figure]:
+    """Step time of every level of ZeRO over that of two copies."""
+    context = multiprocessing.get_context("spawn")
+    store = str(Path(tempfile.mkdtemp()) / "store")
+    pipes, processes = [], []
+    for rank in range(RANKS):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(rank, store, theirs), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+
+    def answers() -> list[Any]:
+        try:
+            return [pipe.recv() for pipe in pipes]
+        except EOFError:
+            sys.exit("a benchmark rank died")
+
+    answers()
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    for number in range(rounds + 2):
+        for name in SIDES:
+            for pipe in pipes:
+                pipe.send(name)
+            slowest = max(answers())
+            if number >= 2:
+                seconds[name].append(slowest)
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(None)
+        process.join()
+
+    def over(name: str) -> float:
+        pairs = zip(seconds[name], seconds["copies"], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    return [Figure(f"FSDP2 {name}: step time over copies, {RANKS} ranks", over(name), 1.05, "<=")
+            for name in SIDES if name != "copies"]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    return report(sharding(options.rounds), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
