@@ -81,9 +81,7 @@ def check_config(config: Config) -> None:
     """UserError for settings that do not go with a tensor axis."""
     size = f"parallel.model_parallel_size={config.parallel.model_parallel_size}"
     if config.model.compile:
-        raise UserError(
-            f"model.compile=true does not go with {size}, whose layers communicate; set it to false"
-        )
+        raise UserError(f"model.compile=true does not go with {size}, whose layers communicate; set it to false")
     if config.optimizer.name == "muon":
         raise UserError(
             f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
@@ -114,7 +112,7 @@ def check(model: Any, size: int) -> None:
 
 
 def skipping(wanted: bool | str) -> bool:
-    """What model.skip_last_layer=auto means: the rows that the last layer keeps are divided anew, so it does not skip."""
+    """What model.skip_last_layer=auto means here: no skipping, for the rows that are left would be divided anew."""
     if wanted is True:
         raise UserError("model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false")
     return False
@@ -238,20 +236,15 @@ def _trial(row_model: RowModel) -> Tensor:
 def _divide(row_model: RowModel, axis: TensorAxis) -> None:
     model = row_model.model
     plan, base = plan_of(model), model.base_model
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    placements: dict[nn.Module, dict[str, Placement]] = {
-        **{base.get_submodule(name): {"weight": Shard(0), "bias": Shard(0)} for name in plan.columns},
-        **{base.get_submodule(name): {"weight": Shard(1)} for name in plan.rows},
-        embedding: {"weight": Shard(0)},
-        head: {"weight": Shard(0), "bias": Shard(0)},
-    }
+    embedding = model.get_input_embeddings()
+    dims = divided_dims(model)
     summands = {base.get_submodule(name) for name in plan.rows}
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(model.modules()):
         own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
         for name, parameter in own.items():
             if parameter not in made:  # tied weights stay tied
-                placement = placements.get(module, {}).get(name, Replicate())
+                placement = Shard(dims[parameter]) if parameter in dims else Replicate()
                 made[parameter] = _divided(parameter, axis, placement)
             module.register_parameter(name, made[parameter])
         if own:
@@ -267,6 +260,18 @@ def _divide(row_model: RowModel, axis: TensorAxis) -> None:
         region.register_forward_hook(partial(_leave, axis))
     base.register_forward_pre_hook(partial(_begin, axis), with_kwargs=True)
     base.register_forward_hook(partial(_end, axis))
+
+
+def divided_dims(model: Any) -> dict[nn.Parameter, int]:
+    """The dimension in which a parameter is divided; those that are not in it every rank holds whole."""
+    plan, base = plan_of(model), model.base_model
+    columns = [base.get_submodule(name) for name in plan.columns]
+    columns += [model.get_input_embeddings(), model.get_output_embeddings()]
+    rows = [base.get_submodule(name)._parameters["weight"] for name in plan.rows]
+    return {
+        **{own: 0 for module in columns for own in module._parameters.values() if own is not None},
+        **dict.fromkeys(rows, 1),
+    }
 
 
 def _divided(parameter: nn.Parameter, axis: TensorAxis, placement: Placement) -> nn.Parameter:

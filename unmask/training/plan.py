@@ -86,7 +86,11 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
     parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
     names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
     facts = {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
-    return facts | ({"gathered_bytes": found and found.gathered} if run.config.parallel.level else {})
+    return facts | (
+        {"gathered_bytes": found and found.gathered}
+        if run.config.parallel.level or run.config.parallel.model_parallel_size > 1
+        else {}
+    )
 
 
 def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str, Any]]]:
