@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parallel.trainer_cases import STEPS, Case, train
+from tests.parallel.shard_cases import held
+from tests.parallel.test_shard import promised
+from tests.parallel.trainer_cases import STEPS, Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError
 from unmask.training import setup
@@ -76,19 +78,64 @@ def test_half_precision_stays_close(precision, workers, tmp_path):
     assert np.abs(np.array(ours["loss"]) / one["loss"] - 1).max() < 0.03
 
 
+def overflowing(path: str) -> tuple[float, list[bool]]:
+    """(the loss scale at the end, which of four steps were skipped): the gradient of rank 1 overflows in the second."""
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from unmask.training.trainer import Trainer
+
+    forward, skipped = Trainer._forward_backward, []
+
+    def poisoned(trainer, objective, micro):
+        found = forward(trainer, objective, micro)
+        if trainer.step == 1 and dist.get_rank() == 1:
+            trainer.run.model.base_model.layers[0].mlp.down_proj._parameters["weight"].grad.to_local()[0, 0] = float(
+                "inf"
+            )
+        return found
+
+    def see(trainer, record):
+        skipped.append(record.get("skipped", False))
+
+    options = ["parallel.model_parallel_size=2", "training.precision=fp16", "parallel.timeout=60"]
+    with mock.patch.object(Trainer, "_forward_backward", poisoned):
+        trainer = Trainer(config=config(Path(path), *options), callbacks=[see])
+        trainer.train(documents("packed"))
+    return trainer.scaler.get_scale(), skipped
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(workers, tmp_path):
+    first, second = workers(2).run(overflowing, str(tmp_path))
+    assert first == second == (2.0**15, [False, True, False, False])
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "shards": 2}])
+def test_memory_is_foretold_to_the_byte(sizes, workers, tmp_path, monkeypatch):
+    case = replace(BASE, objective="mdlm (llada)", micro_batch=1, **sizes)
+    found = workers(case.ranks).run(held, case, str(tmp_path / "run"))
+    facts = promised(case, tmp_path / "dry", monkeypatch)
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        assert max(each[name] for each in found) == facts[name], name
+    assert found[0]["sent"][0]["tensor"] > 0
+
+
+FOUR = {"num_key_value_heads": 4}
+MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 REFUSED = {
     "num_key_value_heads=2": (["parallel.model_parallel_size=4"], {}),
     "num_attention_heads=4": (["parallel.model_parallel_size=3"], {}),
     "model.compile": (["parallel.model_parallel_size=2", "model.compile=true"], {}),
     "skip_last_layer": (["parallel.model_parallel_size=2", "model.skip_last_layer=true"], {}),
     "muon": (["parallel.model_parallel_size=2", "optimizer.name=muon"], {}),
+    "intermediate_size|gate_proj=30": (["parallel.model_parallel_size=4"], {"intermediate_size": 30, **FOUR}),
+    "layers.0.mlp.experts is divided as 'moe_tp_experts'": (["parallel.model_parallel_size=2"], MOE),
 }
 
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_refused(said, tmp_path):
-    from tests.parallel.trainer_cases import documents
-
     overrides, model = REFUSED[said]
     with pytest.raises(UserError, match=said):
         setup.prepare(config(tmp_path, *overrides, model=model), documents("packed"))
