@@ -131,14 +131,14 @@ def parallelism() -> str:
         for objective in OBJECTIVES:
             cell = (objective, placement, exchange)
             proven = [case for case in MATRIX if (case.objective, case.placement, case.exchange) == cell]
-            ranks = {case.ranks for case in proven if case.blocks > 1 and not case.zero}
+            ranks = {case.ranks for case in proven if case.blocks > 1 and not case.zero and case.tensor == 1}
             line.append(", ".join(map(str, sorted(ranks))))
         table.append(line)
     return markdown(table, ("placement", "exchange", *OBJECTIVES))
 
 
 def sharding() -> str:
-    """Mesh x level of ZeRO -> the objectives for which the parity matrix proves it, and under which checkpointing."""
+    """Mesh x level of ZeRO -> the objectives that the parity matrix proves it for, and their checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.test_parity import SHARDED
 
@@ -148,11 +148,29 @@ def sharding() -> str:
     table = []
     for sizes, cases in sorted(found.items()):
         names = [case.objective + (" (experts)" if case.model == "experts" else "") for case in cases]
-        objectives = ", ".join(dict.fromkeys(name.replace("clip auto", "block_diffusion (clip auto)") for name in names))
+        objectives = ", ".join(
+            dict.fromkeys(name.replace("clip auto", "block_diffusion (clip auto)") for name in names)
+        )
         checkpointing = ", ".join(dict.fromkeys(case.checkpointing for case in cases))
         table.append([*map(str, sizes), objectives, checkpointing])
     columns = ("data_parallel_size", "shard_size", "block_parallel_size", "zero", "objectives", "checkpointing")
     return markdown(table, columns)
+
+
+def tensor() -> str:
+    """Mesh with a tensor axis -> the objectives that the parity matrix proves it for, and their checkpointing."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import TENSOR
+
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for case in TENSOR:
+        found.setdefault((case.replicas, case.shards, case.blocks, case.tensor), []).append(case)
+    table = []
+    for sizes, cases in sorted(found.items()):
+        columns = [[case.objective for case in cases], [case.checkpointing for case in cases]]
+        table.append([*map(str, sizes), *(", ".join(dict.fromkeys(column)) for column in columns)])
+    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size")
+    return markdown(table, (*axes, "objectives", "checkpointing"))
 
 
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
@@ -165,6 +183,7 @@ TABLES = {
     "reading": reading_options,
     "parallelism": parallelism,
     "sharding": sharding,
+    "tensor": tensor,
 }
 
 

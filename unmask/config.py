@@ -229,7 +229,7 @@ class ParallelConfig(Section):
     offload: bool = False
     #: Ranks that share a pack: see `placement` and `exchange`.
     block_parallel_size: int = Field(default=1, ge=1)
-    #: Tensor parallelism.
+    #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
     model_parallel_size: int = Field(default=1, ge=1)
     #: Parts the layers are divided into.
     pipeline_stages: int = Field(default=1, ge=1)
@@ -258,9 +258,10 @@ class ParallelConfig(Section):
 
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
-        for axis in ("model_parallel_size", "pipeline_stages"):
-            if getattr(self, axis) != 1:
-                raise UserError(f"parallel.{axis}={getattr(self, axis)}: not in this version of unmask; set it to 1")
+        if self.pipeline_stages != 1:
+            raise UserError(
+                f"parallel.pipeline_stages={self.pipeline_stages}: not in this version of unmask; set it to 1"
+            )
         if not self.level:
             for key in ("zero", "prefetch", "offload"):
                 value = getattr(self, key)

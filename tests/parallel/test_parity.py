@@ -121,6 +121,22 @@ SERIAL = [
     replace(BASE, placement="serial"),
     replace(BASE, placement="serial", blocks=3, objective="mdlm (llada)", data="long"),
 ]
+TENSOR = [
+    replace(BASE, blocks=1, tensor=2),
+    replace(BASE, blocks=1, tensor=2, objective="ar", data="long", checkpointing="full"),
+    replace(BASE, blocks=1, tensor=2, objective="mdlm (mdlm)", checkpointing="selective", data="prompt"),
+    replace(
+        BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH
+    ),
+    replace(BASE, blocks=2, tensor=2, data="long"),
+    replace(BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)"),
+    replace(BASE, blocks=1, tensor=2, model="sliding", data="long", objective="block_diffusion (causal clean)"),
+    replace(BASE, blocks=1, tensor=4, model="uneven", checkpointing="selective"),
+    replace(BASE, blocks=2, tensor=2, model="uneven", objective="fast_dllm_v2", exchange="ulysses"),
+    replace(BASE, blocks=1, replicas=2, tensor=2, batch_size=4, micro_batch=1, data="prompt"),
+    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1),
+    replace(BASE, blocks=2, replicas=2, tensor=2, batch_size=4, micro_batch=1, objective="block_diffusion (sdar)"),
+]
 #: FSDP2: (copies, shards, blocks, level of ZeRO), and what else varies. Six micro-batches on four ranks: some run on
 #: nothing; on three ranks no dimension divides.
 SHARDED = [
@@ -150,7 +166,7 @@ SHARDED = [
     )
 ]
 #: (rows of the matrix by what they show, in the order in which they run)
-MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *SHARDED]
+MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *SHARDED, *TENSOR]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -171,6 +187,7 @@ def alone(tmp_path_factory):
 
 def name(case):
     sizes = f"{case.replicas}x{case.blocks}" + (f"x{case.shards} zero {case.zero}" if case.zero else "")
+    sizes += f" tensor {case.tensor}" if case.tensor > 1 else ""
     extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 

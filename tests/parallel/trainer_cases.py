@@ -34,14 +34,24 @@ MODELS: dict[str, dict[str, Any]] = {
     "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
 }
 
+#: Untied, with biases, and a vocabulary that neither two nor four ranks divide evenly.
+MODELS["uneven"] = {
+    "model_type": "llama",
+    "vocab_size": 67,
+    "num_key_value_heads": 4,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": False,
+}
+
 STEPS = 20
 PACK = 32
 
 
 @dataclass(frozen=True)
 class Case:
-    """replicas x shards x blocks processes; data: packed, long or prompt; options: further overrides, which a process alone
-    is given too."""
+    """replicas x shards x blocks x tensor processes; data: packed, long or prompt; options: further overrides, which a
+    process alone is given too."""
 
     objective: str
     placement: str = "csbp"
@@ -57,11 +67,12 @@ class Case:
     options: tuple[str, ...] = ()
     shards: int = 1
     zero: int | None = None
+    tensor: int = 1
     prefetch: int = 0
 
     @property
     def ranks(self) -> int:
-        return self.blocks * self.shards * self.replicas
+        return self.blocks * self.shards * self.replicas * self.tensor
 
     def alone(self) -> Case:
         """The same training on one process."""
@@ -73,6 +84,7 @@ class Case:
             replicas=1,
             shards=1,
             zero=None,
+            tensor=1,
             prefetch=0,
             micro_batch=self.batch_size,
             checkpointing="none",
@@ -88,6 +100,7 @@ class Case:
         sizes = {"block_parallel_size": self.blocks, "data_parallel_size": self.replicas, "timeout": 60}
         node = {"node_size": 2} if "+" in self.exchange else {}
         sizes |= {"shard_size": self.shards, "prefetch": self.prefetch} | ({"zero": self.zero} if self.zero else {})
+        sizes |= {"model_parallel_size": self.tensor} if self.tensor > 1 else {}
         if self.blocks == 1:
             return sizes
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}

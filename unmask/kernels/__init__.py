@@ -4,5 +4,13 @@ from unmask.kernels.linear_cross_entropy import linear_cross_entropy
 from unmask.kernels.rms_norm import rms_norm
 from unmask.kernels.rope import rope
 from unmask.kernels.swiglu import swiglu_down
+from unmask.kernels.vocabulary_parallel import VocabularyShard, vocabulary_parallel_cross_entropy
 
-__all__ = ["linear_cross_entropy", "rms_norm", "rope", "swiglu_down"]
+__all__ = [
+    "VocabularyShard",
+    "linear_cross_entropy",
+    "rms_norm",
+    "rope",
+    "swiglu_down",
+    "vocabulary_parallel_cross_entropy",
+]

@@ -60,7 +60,7 @@ def _is_swiglu(module: Any) -> bool:
 
 def _swiglu(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
     # An adapter (LoRA) that replaced the projection since then must not be bypassed.
-    if type(module.down_proj) is not nn.Linear:
+    if type(module.down_proj).forward is not nn.Linear.forward:
         return original(x)
     return swiglu_down(module.gate_proj(x), module.up_proj(x), module.down_proj.weight)
 

@@ -22,6 +22,7 @@ from unmask.models.last_layer import labelled_only, skip_unlabelled
 from unmask.rows import Rows, Shape, inert
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
     from unmask.objectives import LossTerms, Objective
@@ -71,6 +72,8 @@ class RowModel(nn.Module):
         self.windows = layer_windows(model)
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
+        #: Where the vocabulary is divided over a group: see `Head.shard`.
+        self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)
@@ -89,7 +92,8 @@ class RowModel(nn.Module):
         from unmask.objectives import Head
 
         projection = self.model.get_output_embeddings()
-        return Head(projection.weight, projection.bias, getattr(self.model.config, "final_logit_softcapping", None))
+        softcap = getattr(self.model.config, "final_logit_softcapping", None)
+        return Head(projection.weight, projection.bias, softcap, self.vocabulary_shard)
 
     @property
     def shape(self) -> Shape:
@@ -105,7 +109,7 @@ class RowModel(nn.Module):
                 linear, skipped = (linear, skipped + size) if parameter in last else (linear + size, skipped)
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        head = self.model.get_output_embeddings().weight.numel()
+        head = next(self.model.get_output_embeddings().parameters()).numel()
         return Shape(int(linear), int(skipped) + head, heads * head_dim, tuple(self.windows), self.skips)
 
     def widths(self, arithmetic: torch.dtype) -> Widths:
@@ -119,7 +123,7 @@ class RowModel(nn.Module):
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""
-        device, vocabulary = self.device, self.model.get_input_embeddings().weight.shape[0]
+        device, vocabulary = self.device, self.model.get_input_embeddings().num_embeddings
         largest = int(rows.token.max(initial=0))
         if largest >= vocabulary:
             raise UserError(
@@ -170,16 +174,8 @@ class RowModel(nn.Module):
         hidden = self.hidden(batch)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
-        from unmask.kernels import linear_cross_entropy
-
-        head = self.head()
         with torch.no_grad():
-            nll = linear_cross_entropy(
-                *(hidden, head.weight, batch.label, batch.weight),
-                bias=head.bias,
-                softcap=head.softcap,
-                exclude=objective.excluded_token,
-            )[1]
+            nll = self.head().cross_entropy(hidden, batch.label, batch.weight, objective.excluded_token)[1]
         return nll if batch.whole is None else batch.whole(nll)
 
     @torch.no_grad()

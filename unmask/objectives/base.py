@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,14 +15,32 @@ from unmask.rows import Document, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
 class Head(NamedTuple):
-    """The output projection: weight [vocabulary, width], an optional bias [vocabulary] and logit soft-cap."""
+    """The output projection: weight [vocabulary, width], an optional bias [vocabulary] and logit soft-cap.
+
+    shard: of a vocabulary that is divided over a group's ranks, (the first token id that is held here, the group, what
+    counts the bytes that are sent).
+    """
 
     weight: Tensor
     bias: Tensor | None = None
     softcap: float | None = None
+    shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
+
+    def cross_entropy(
+        self, hidden: Tensor, label: Tensor, weight: Tensor, exclude: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(weighted sum, every row's nll): see `linear_cross_entropy`. label: ids of the whole vocabulary."""
+        from unmask.kernels import VocabularyShard, linear_cross_entropy, vocabulary_parallel_cross_entropy
+
+        options: dict[str, Any] = {"softcap": self.softcap, "exclude": exclude}
+        if self.shard is None:
+            return linear_cross_entropy(hidden, self.weight, label, weight, bias=self.bias, **options)
+        own = VocabularyShard(self.weight, self.bias, *self.shard)
+        return vocabulary_parallel_cross_entropy(hidden, own, label, weight, **options)
 
 
 class LossTerms(NamedTuple):
@@ -133,11 +151,7 @@ class Objective(Section):
 
         hidden [n, width], label int64 [n], weight [n]. The sum is not divided by count: that is done globally.
         """
-        from unmask.kernels import linear_cross_entropy
-
-        total, nll = linear_cross_entropy(
-            hidden, head.weight, label, weight, bias=head.bias, softcap=head.softcap, exclude=self.excluded_token
-        )
+        total, nll = head.cross_entropy(hidden, label, weight, self.excluded_token)
         nll = nll.detach()
         return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))}, nll)
 

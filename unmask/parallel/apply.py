@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
+from unmask.parallel import tensor
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
@@ -26,19 +28,29 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    block: packs are divided over the axis's ranks; then either every rank keeps the whole model and gradients are summed
-    over all processes of the mesh, or FSDP2 divides the model over shard x block and sums them as it divides.
+    tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. Then either every
+    rank keeps the whole model and gradients are summed over all processes of the mesh, or FSDP2 divides what each holds
+    over shard x block and sums them as it divides (with a tensor axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None
+    if mesh.tensor is not None:
+        axis = tensor.TensorAxis(mesh.tensor, mesh.traffic)
+        mesh.together(lambda: tensor.divide(row_model, axis))
     block = None
     if mesh.axis is not None:
-        layers = Layers(row_model.shape, row_model.widths(arithmetic))
+        layers = layers_of(row_model, config, arithmetic)
         block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
         row_model.axis = block
     if mesh.shards is not None:
         return sharded(row_model, mesh, config, arithmetic), block
     return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block
+
+
+def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dtype) -> Layers:
+    """What the block axis needs to know of the decoder; of its heads, those of one rank of the tensor axis."""
+    widths, ranks = row_model.widths(arithmetic), config.model_parallel_size
+    return Layers(row_model.shape, replace(widths, heads=widths.heads // ranks, kv_heads=widths.kv_heads // ranks))
 
 
 def check(config: Config, row_model: RowModel) -> None:
@@ -64,6 +76,9 @@ def check(config: Config, row_model: RowModel) -> None:
         )
     if parallel.offload and row_model.device.type == "cpu":
         raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
+    if parallel.model_parallel_size > 1:
+        tensor.check_config(config)
+        tensor.check(row_model.model, parallel.model_parallel_size)
     if blocks == 1:
         return
     if config.model.attention not in ("auto", "tiles"):
@@ -76,7 +91,7 @@ def check(config: Config, row_model: RowModel) -> None:
             f"(data.pack_tokens={config.data.pack_tokens})"
         )
     if parallel.exchange.startswith("ulysses"):
-        widths = row_model.widths(torch.float32)
+        widths = layers_of(row_model, parallel, torch.float32).widths
         size = parallel.node_size if "+" in parallel.exchange and parallel.node_size else blocks
         check_heads(widths.heads, widths.kv_heads, size)
 
@@ -88,8 +103,10 @@ def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:
     if isinstance(config.speeds, list):
         return np.array(config.speeds)
     mine = _measured_speed(mesh.device)
-    first = mesh.rank - mesh.position["block"]
-    return np.array(mesh.gathered(mine)[first : first + mesh.sizes["block"]])
+    # Ranks that share layers must place alike: those of the first of them count.
+    step = mesh.sizes["tensor"]
+    first = mesh.rank - mesh.position["block"] * step - mesh.position["tensor"]
+    return np.array(mesh.gathered(mine)[first : first + mesh.sizes["block"] * step : step])
 
 
 def _measured_speed(device: torch.device, size: int = 512) -> float:

@@ -1,7 +1,8 @@
 """The mesh: which process is which rank of which axis, and the process groups they talk through.
 
 Axes, outermost first: `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
-which share the batch as well) and `block` (ranks that share a pack). FSDP2 divides over `shard x block`.
+which share the batch as well), `block` (ranks that share a pack) and `tensor` (ranks that share every layer). FSDP2
+divides over `shard x block`.
 Processes are started by torchrun or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from unmask.attention.exchange import Axis, Traffic, Wire
@@ -36,19 +38,22 @@ class Mesh:
     """This process's place; the same methods for one process.
 
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
-    works on (None without), replicate x (shard x block) or the latter alone; group: of all processes (None: torch's
-    default group); saving: the same for checkpoints that all write in the background; traffic: what this process sends.
+    works on (None without), replicate x (shard x block) or the latter alone; tensor: the tensor axis, of the same root
+    (None where it has one rank); group: of all processes (None: torch's default group); data: of those with this one's
+    place on the tensor axis; saving: of all, for checkpoints in the background; traffic: what this process sends.
     """
 
     device: torch.device
     rank: int = 0
     size: int = 1
-    sizes: dict[str, int] = field(default_factory=lambda: {"replicate": 1, "shard": 1, "block": 1})
-    position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "shard": 0, "block": 0})
+    sizes: dict[str, int] = field(default_factory=lambda: {"replicate": 1, "shard": 1, "block": 1, "tensor": 1})
+    position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "shard": 0, "block": 0, "tensor": 0})
     axis: Axis | None = None
     shards: DeviceMesh | None = None
+    tensor: DeviceMesh | None = None
     pulse: Pulse | None = None
     group: Any = None
+    data: Any = None
     saving: Any = None
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -64,18 +69,18 @@ class Mesh:
         return position["replicate"] * sizes["shard"] + position["shard"], sizes["replicate"] * sizes["shard"]
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes, in fp64."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        """The sums over all processes, in fp64; of ranks that share every layer, and so all values, over one."""
+        return self._reduced(values, dist.ReduceOp.SUM, self.data)
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The maxima over all processes."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduced(values, dist.ReduceOp.MAX, self.group)
 
-    def _reduced(self, values: Sequence[float], operation: Any) -> list[float]:
+    def _reduced(self, values: Sequence[float], operation: Any, group: Any) -> list[float]:
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, op=operation, group=self.group)
+        dist.all_reduce(total, op=operation, group=group)
         return total.tolist()
 
     def gathered(self, value: Any) -> list[Any]:
@@ -170,11 +175,13 @@ def world_size() -> int:
 def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
     """UserError when the axes do not multiply to the number of processes."""
     processes = world_size() if processes is None else processes
-    product = config.data_parallel_size * config.shard_size * config.block_parallel_size
+    product = config.data_parallel_size * config.shard_size * config.block_parallel_size * config.model_parallel_size
     if product != processes:
         axes = ["data_parallel_size", "block_parallel_size"]
         if config.shard_size > 1:
             axes.insert(1, "shard_size")
+        if config.model_parallel_size > 1:
+            axes.append("model_parallel_size")
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
             f"{sizes} asks for {product} processes, and {processes} "
@@ -243,8 +250,11 @@ def first_line(error: BaseException) -> str:
 def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     """The mesh and its process groups, which all processes make in one order."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    blocks, node = config.block_parallel_size, config.node_size
-    width = config.shard_size * blocks
+    node = config.node_size
+    sizes = {"replicate": config.data_parallel_size, "shard": config.shard_size}
+    sizes |= {"block": config.block_parallel_size, "tensor": config.model_parallel_size}
+    ranks = torch.arange(size).reshape(*sizes.values())
+    position = dict(zip(sizes, torch.nonzero(ranks == rank)[0].tolist(), strict=True))
     timeout, traffic = timedelta(seconds=config.timeout), Traffic()
     made: list[dist.ProcessGroup] = []
 
@@ -259,26 +269,18 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     def wire(members: Sequence[Sequence[int]]) -> Wire:
         return Wire([group(members) for _ in range(1 if device.type == "cuda" else 2)], traffic)
 
-    mesh = Mesh(
-        device, rank, size, {"replicate": config.data_parallel_size, "shard": config.shard_size, "block": blocks},
-        {"replicate": rank // width, "shard": rank % width // blocks, "block": rank % blocks},
-        group=group([range(size)]), traffic=traffic,
-    )  # fmt: skip
-    if config.level:
-        ranks = torch.arange(size).reshape(-1, width)
-        axes = {"shard": group(ranks.tolist())}
-        if len(ranks) > 1:
-            axes = {"replicate": group(ranks.T.tolist()), **axes}
-        # Named after their groups: torch caches what it knows of a mesh by its names, also past the end of a run.
-        names = tuple(f"{axis}-{each.group_name}" for axis, each in axes.items())
-        layout = ranks if len(ranks) > 1 else ranks[0]
-        mesh.shards = DeviceMesh.from_group(list(axes.values()), device.type, layout, mesh_dim_names=names)
+    mesh = Mesh(device, rank, size, sizes, position, group=group([range(size)]), traffic=traffic)
+    mesh.data = mesh.group
+    if sizes["tensor"] > 1:
+        mesh.data = group(ranks.flatten(0, 2).T.tolist())
+    if config.level or sizes["tensor"] > 1:
+        _device_meshes(mesh, ranks, config.level > 0, group)
         mesh.saving = group([range(size)])
-    if blocks > 1:
-        packs = [range(first, first + blocks) for first in range(0, size, blocks)]
+    if sizes["block"] > 1:
+        packs = ranks.transpose(2, 3).flatten(0, 2).tolist()
         mesh.axis = Axis(wire(packs), traffic=traffic)
-        if node is not None and 1 < node < blocks:
-            mesh.axis.within = wire([pack[i : i + node] for pack in packs for i in range(0, blocks, node)])
+        if node is not None and 1 < node < sizes["block"]:
+            mesh.axis.within = wire([pack[i : i + node] for pack in packs for i in range(0, len(pack), node)])
             mesh.axis.between = wire([pack[i::node] for pack in packs for i in range(node)])
     try:
         yield mesh
@@ -286,3 +288,30 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
         mesh.close()
         for each in made:
             dist.destroy_process_group(each)
+
+
+def _device_meshes(
+    mesh: Mesh, ranks: Tensor, divides: bool, group: Callable[[Sequence[Sequence[int]]], dist.ProcessGroup]
+) -> None:
+    """`shards` and `tensor` of the mesh, parts of one DeviceMesh: FSDP2 divides what the tensor axis has left.
+
+    ranks [replicate, shard, block, tensor]; divides: over shard x block, else all of these keep what they hold.
+    """
+    tensor = ranks.shape[3]
+    layout = ranks.reshape(len(ranks) if divides else -1, ranks[0].numel() // tensor if divides else 1, tensor)
+    lines = {
+        "replicate": layout.permute(1, 2, 0).flatten(0, 1),
+        "shard": layout.transpose(1, 2).flatten(0, 1),
+        "tensor": layout.flatten(0, 1),
+    }
+    kept = [axis for axis, length in zip(lines, layout.shape, strict=True) if axis == "shard" or length > 1]
+    groups = {axis: group(lines[axis].tolist()) for axis in kept}
+    # Named after their groups: torch caches what it knows of a mesh by its names, also past the end of a run.
+    names = {axis: f"{axis}-{each.group_name}" for axis, each in groups.items()}
+    shape = [length for axis, length in zip(lines, layout.shape, strict=True) if axis in kept]
+    root = DeviceMesh.from_group(
+        list(groups.values()) if len(groups) > 1 else next(iter(groups.values())),
+        *(mesh.device.type, layout.reshape(shape)), mesh_dim_names=tuple(names.values()),
+    )  # fmt: skip
+    mesh.shards = root[tuple(names[axis] for axis in kept if axis != "tensor")]
+    mesh.tensor = root[names["tensor"]] if "tensor" in kept else None

@@ -61,7 +61,8 @@ def sharded(row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic:
     for layer in layers:
         fully_shard(layer, reshard_after_forward=config.level == 3, **options)
     fully_shard(row_model, reshard_after_forward=False, **options)
-    sharding = Sharding(config.level, mesh.sizes["replicate"], mesh.traffic)
+    copies = mesh.shards.size(0) if mesh.shards.ndim > 1 else 1
+    sharding = Sharding(config.level or 1, copies, mesh.traffic)
     root = cast(Any, row_model)
     root.sharding = sharding
     # A rank whose rows miss an expert adds zeros; without, the sizes of the sums would differ.

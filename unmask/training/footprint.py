@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unmask.models.check import decoder_layers
+from unmask.parallel.tensor import divided_dims
 from unmask.rows import Rows
 from unmask.training import activations, optimizers
 from unmask.training.setup import Run
@@ -34,9 +35,9 @@ KEPT = 0.5
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device, of a model that FSDP2 divides the largest part. gathered: parameters that are whole for a
-    while, with their gradients; averages: of the weights (`training.ema`); activations: of the largest micro-batch, with
-    everything else that lives only for a while.
+    """Bytes on one device, of a divided model the largest part. gathered: parameters that are whole for a while, with
+    their gradients; averages: of the weights (`training.ema`); activations: of the largest micro-batch, with everything
+    else that lives only for a while, as if layers were not divided.
 
     On a CPU also allocator, an allowance for what malloc keeps after tensors have gone, and process, what is in memory
     besides (libraries, data); on a GPU both are 0, for its peak is that of the tensors alone.
@@ -125,6 +126,7 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
         buffers = held - sum(map(_size, parameters))
         optimizer = optimizers.build(run.model, run.config.optimizer)
         trained = [each for each in parameters if each.requires_grad]
+        part = _Parts(run)
         for each in trained:
             each.grad = torch.zeros_like(each)
         gradients = sum(map(_size, trained))
@@ -143,10 +145,9 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
     temporary = max(0, ledger.peak - held - gradients - states) + passing
-    shards = run.config.parallel.shards
-    parts = [sum(_size(each, shards) for each in tensors) for tensors in (parameters, trained)]
-    own_states = sum(_size(value, shards) for state in optimizer.state.values() for value in state.values())
-    averages = sum(_size(each, shards) * max(1, 4 // each.element_size()) for each in trained) if training.ema else 0
+    parts = [sum(part(each, each) for each in tensors) for tensors in (parameters, trained)]
+    own_states = sum(part(value, own) for own, state in optimizer.state.items() for value in state.values())
+    averages = sum(part(each, each) * max(1, 4 // each.element_size()) for each in trained) if training.ema else 0
     lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run))
     if run.device.type != "cpu":
         return Footprint(*lasting, temporary, 0, 0)
@@ -159,23 +160,45 @@ def _gathered(run: Run) -> int:
     At level 3 the layer that runs, the next ones and what belongs to no layer; the gradients of one layer, or of those.
     """
     parallel = run.config.parallel
-    if not parallel.level:
+    if not parallel.level and parallel.model_parallel_size == 1:
         return 0
-    sizes = [sum(each.numel() for each in layer.parameters()) for layer in decoder_layers(run.model)]
-    largest, every = max(sizes), sum(each.numel() for each in run.model.parameters())
+    part = _Parts(run, shards=1)
+    sizes = [
+        sum(part(each, each) // each.element_size() for each in layer.parameters())
+        for layer in decoder_layers(run.model)
+    ]
+    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in run.model.parameters())
     rest = every - sum(sizes)
     whole = every
     if parallel.level == 3:
         whole = min(every, rest + largest * (1 + max(1, parallel.prefetch)))
-    gradients = every if parallel.level == 1 else max(largest, rest)
+    gradients = every if parallel.level <= 1 else max(largest, rest)
     return whole * run.dtype.itemsize + gradients * max(4, run.model.dtype.itemsize)
 
 
-def _size(value: Any, parts: int = 1) -> int:
-    """Bytes of a tensor, or of the first of `parts` of its rows; counters and what is no tensor count nothing."""
-    if not isinstance(value, Tensor) or not value.dim():
-        return 0
-    return -(-len(value) // parts) * math.prod(value.shape[1:]) * value.element_size()
+class _Parts:
+    """part(value, parameter): bytes that the first rank holds of a parameter, or of a state of its shape.
+
+    The tensor axis divides first, then FSDP2 the rows of what is left.
+    """
+
+    def __init__(self, run: Run, shards: int | None = None):
+        parallel = run.config.parallel
+        self.shards, self.ranks = parallel.shards if shards is None else shards, parallel.model_parallel_size
+        self.dims = divided_dims(run.model) if self.ranks > 1 else {}
+
+    def __call__(self, value: Any, parameter: Any) -> int:
+        if not _size(value):
+            return 0
+        shape = list(value.shape)
+        if parameter in self.dims:
+            shape[self.dims[parameter]] = -(-shape[self.dims[parameter]] // self.ranks)
+        return -(-shape[0] // self.shards) * math.prod(shape[1:]) * value.element_size()
+
+
+def _size(value: Any) -> int:
+    """Bytes of a tensor; counters and what is no tensor count nothing."""
+    return value.nbytes if isinstance(value, Tensor) and value.dim() else 0
 
 
 def _resident() -> int:

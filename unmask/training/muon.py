@@ -67,8 +67,10 @@ class MuonAdamW(Optimizer):
 
 
 class DividedMuon(torch.optim.Muon):
-    """torch.optim.Muon for matrices that FSDP2 divides: every rank gathers u, one matrix at a time, and takes its part of
-    NS(u). The momentum stays divided."""
+    """torch.optim.Muon for divided matrices: every rank gathers u, one matrix at a time, and takes its part of NS(u).
+
+    The momentum stays divided.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -31,6 +31,8 @@ def measurable(config: Config) -> str | None:
         return "a step is one micro-batch (training.batch_size / micro_batch must be at least 2)"
     if config.parallel.block_parallel_size > 1:
         return "the gradient of a pack is spread over parallel.block_parallel_size ranks"
+    if config.parallel.model_parallel_size > 1:
+        return "the gradient is spread over parallel.model_parallel_size ranks"
     if config.parallel.level:
         return "FSDP2 (parallel.shard_size, parallel.zero) sums the gradient of a part before it could be measured"
     return None

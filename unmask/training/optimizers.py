@@ -31,7 +31,9 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Norms and biases are not decayed, nor are embeddings: every step shrinks all of their rows, but only the tokens it
     met push back. Tied weights count once, as embeddings. Other matrices are the head's and stacked experts'.
     """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {
+        id(each) for module in model.modules() if isinstance(module, nn.Embedding) for each in module.parameters()
+    }
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = {id(parameter) for parameter in output.parameters()} if output is not None else set()
     members: dict[str, list[nn.Parameter]] = {"hidden": [], "decayed": [], "kept": []}

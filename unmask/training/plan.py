@@ -8,7 +8,8 @@ import numpy as np
 
 from unmask.config import Config
 from unmask.errors import UserError
-from unmask.parallel.block import Layers, Placed, place
+from unmask.parallel.apply import layers_of
+from unmask.parallel.block import Placed, place
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
@@ -85,7 +86,11 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
     parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
     names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
     facts = {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
-    return facts | ({"gathered_bytes": found and found.gathered} if run.config.parallel.level else {})
+    return facts | (
+        {"gathered_bytes": found and found.gathered}
+        if run.config.parallel.level or run.config.parallel.model_parallel_size > 1
+        else {}
+    )
 
 
 def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str, Any]]]:
@@ -96,7 +101,7 @@ def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str
     parallel, row_model = run.config.parallel, run.row_model
     if parallel.block_parallel_size == 1:
         return []
-    layers = Layers(row_model.shape, row_model.widths(run.dtype))
+    layers = layers_of(row_model, parallel, run.dtype)
     speeds = np.array(parallel.speeds) if isinstance(parallel.speeds, list) else None
     found = []
     for rows in micro:
@@ -120,7 +125,9 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _processes(config: Config) -> int:
-    return config.parallel.data_parallel_size * config.parallel.shard_size * config.parallel.block_parallel_size
+    parallel = config.parallel
+    copies, shards = parallel.data_parallel_size, parallel.shard_size
+    return copies * shards * parallel.block_parallel_size * parallel.model_parallel_size
 
 
 def table(facts: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
-from unmask.parallel import apply
+from unmask.parallel import apply, tensor
 from unmask.parallel.mesh import world_size
 from unmask.training import refusals
 from unmask.training.optimizers import optimizers
@@ -142,7 +142,10 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
     held_out = _validation(config, validation, loaded, objective)
-    row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
+    skips = config.model.skip_last_layer
+    if config.parallel.model_parallel_size > 1:
+        skips = tensor.skipping(skips)
+    row_model = RowModel(loaded.model, skip_last_layer=skips, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(
         config=config,

@@ -1,0 +1,141 @@
+"""What goes with a tensor axis besides plain steps, which the parity matrix holds: resumption on other meshes, averaged
+weights, bounds, noise on the mask token, half precision; and what is refused before a process starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.parallel.shard_cases import held
+from tests.parallel.test_shard import promised
+from tests.parallel.trainer_cases import STEPS, Case, documents, train
+from tests.training.tiny import config
+from unmask.errors import UserError
+from unmask.training import setup
+
+BASE = Case("block_diffusion (bd3lm)", blocks=1, tensor=2, batch_size=4, micro_batch=2)
+ON = {
+    "1": BASE.alone(),
+    "2 tensor": BASE,
+    "2 blocks": replace(BASE, blocks=2, tensor=1),
+    "2 shards": replace(BASE, shards=2, tensor=1),
+}
+FEATURES = ("training.ema=0.8", "model.mask_noise_steps=6", "evaluation.every=10", "evaluation.packs=0")
+
+
+def run(workers, case, path, stop=None):
+    if case.ranks == 1:
+        return train(case, str(path), stop)
+    return workers(case.ranks).run(train, case, str(path), stop)[0]
+
+
+def averages(run):
+    from unmask.models.checkpoints import open_model
+
+    folder = sorted(Path(run).glob("step-*"))[-1]
+    return {name: weight.detach().numpy() for name, weight in open_model(folder / "ema").model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(ON["1"], str(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.mark.parametrize(
+    "first, second", [("2 tensor", "1"), ("1", "2 tensor"), ("2 tensor", "2 shards"), ("2 blocks", "2 tensor")]
+)
+def test_a_run_goes_on_on_another_mesh(first, second, workers, whole, tmp_path):
+    assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
+    rest = run(workers, ON[second], tmp_path)
+    assert rest["step"] == len(rest["loss"]) == STEPS
+    for key in ("loss", "norm"):
+        np.testing.assert_allclose(rest[key], whole[key], rtol=1e-10, atol=1e-10)
+    for name, weight in whole["weights"].items():
+        np.testing.assert_allclose(rest["weights"][name], weight, rtol=1e-10, atol=1e-10)
+
+
+def test_averages_bounds_and_noise_on_the_mask_token(workers, tmp_path):
+    case = replace(BASE, options=FEATURES)
+    alone = train(case.alone(), str(tmp_path / "alone"))
+    first, second = workers(2).run(train, case, str(tmp_path / "two"))
+    assert len(alone["bound"]) == 2 and first["last"] == second["last"]
+    for key in ("loss", "norm", "bound", "last"):
+        np.testing.assert_allclose(first[key], alone[key], rtol=1e-10)
+    ours = averages(tmp_path / "two")
+    for name, average in averages(tmp_path / "alone").items():
+        np.testing.assert_allclose(ours[name], average, rtol=1e-10, atol=1e-10)
+    plain = train(replace(case.alone(), options=()), str(tmp_path / "plain"))
+    assert abs(plain["loss"][0] - alone["loss"][0]) > 1e-6  # the noise was there
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_stays_close(precision, workers, tmp_path):
+    case = replace(BASE, dtype="float32", options=(f"training.precision={precision}",))
+    ours, one = run(workers, case, tmp_path / "two"), train(case.alone(), str(tmp_path / "one"))
+    assert np.abs(np.array(ours["loss"]) / one["loss"] - 1).max() < 0.03
+
+
+def overflowing(path: str) -> tuple[float, list[bool]]:
+    """(the loss scale at the end, which of four steps were skipped): the gradient of rank 1 overflows in the second."""
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from unmask.training.trainer import Trainer
+
+    forward, skipped = Trainer._forward_backward, []
+
+    def poisoned(trainer, objective, micro):
+        found = forward(trainer, objective, micro)
+        if trainer.step == 1 and dist.get_rank() == 1:
+            trainer.run.model.base_model.layers[0].mlp.down_proj._parameters["weight"].grad.to_local()[0, 0] = float(
+                "inf"
+            )
+        return found
+
+    def see(trainer, record):
+        skipped.append(record.get("skipped", False))
+
+    options = ["parallel.model_parallel_size=2", "training.precision=fp16", "parallel.timeout=60"]
+    with mock.patch.object(Trainer, "_forward_backward", poisoned):
+        trainer = Trainer(config=config(Path(path), *options), callbacks=[see])
+        trainer.train(documents("packed"))
+    return trainer.scaler.get_scale(), skipped
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(workers, tmp_path):
+    first, second = workers(2).run(overflowing, str(tmp_path))
+    assert first == second == (2.0**15, [False, True, False, False])
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "shards": 2}])
+def test_memory_is_foretold_to_the_byte(sizes, workers, tmp_path, monkeypatch):
+    case = replace(BASE, objective="mdlm (llada)", micro_batch=1, **sizes)
+    found = workers(case.ranks).run(held, case, str(tmp_path / "run"))
+    facts = promised(case, tmp_path / "dry", monkeypatch)
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        assert max(each[name] for each in found) == facts[name], name
+    assert found[0]["sent"][0]["tensor"] > 0
+
+
+FOUR = {"num_key_value_heads": 4}
+MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+REFUSED = {
+    "num_key_value_heads=2": (["parallel.model_parallel_size=4"], {}),
+    "num_attention_heads=4": (["parallel.model_parallel_size=3"], {}),
+    "model.compile": (["parallel.model_parallel_size=2", "model.compile=true"], {}),
+    "skip_last_layer": (["parallel.model_parallel_size=2", "model.skip_last_layer=true"], {}),
+    "muon": (["parallel.model_parallel_size=2", "optimizer.name=muon"], {}),
+    "intermediate_size|gate_proj=30": (["parallel.model_parallel_size=4"], {"intermediate_size": 30, **FOUR}),
+    "layers.0.mlp.experts is divided as 'moe_tp_experts'": (["parallel.model_parallel_size=2"], MOE),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(said, tmp_path):
+    overrides, model = REFUSED[said]
+    with pytest.raises(UserError, match=said):
+        setup.prepare(config(tmp_path, *overrides, model=model), documents("packed"))

@@ -1,0 +1,72 @@
+"""Cross-entropy over a divided vocabulary against the whole one, in fp64: sum, nll and every gradient."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+ROWS, WIDTH = 23, 12
+
+
+def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclude: int | None, dtype: str) -> dict:
+    """name -> (of this rank, of the whole vocabulary's reference), in chunks of seven rows."""
+    import sys
+
+    import torch
+    import torch.distributed as dist
+
+    from unmask.kernels import VocabularyShard, vocabulary_parallel_cross_entropy
+    from unmask.kernels.linear_cross_entropy import linear_cross_entropy_reference
+
+    generator = torch.Generator().manual_seed(0)
+    wide = [torch.randn(shape, generator=generator).double() for shape in ((ROWS, WIDTH), (vocabulary, WIDTH))]
+    hidden, weight, b = (x.requires_grad_() for x in (*wide, torch.randn(vocabulary, generator=generator).double()))
+    label = torch.randint(1, vocabulary - 1, (ROWS,), generator=generator)
+    loss_weight = torch.rand(ROWS, generator=generator).double() * 3
+    whole, whole_nll = linear_cross_entropy_reference(
+        hidden, weight, label, loss_weight, bias=b if bias else None, softcap=softcap, exclude=exclude
+    )
+    leaves = [hidden, weight, *([b] if bias else [])]
+    expected = torch.autograd.grad(whole * 1.7, leaves)
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    step = -(-vocabulary // size)
+    part = slice(rank * step, (rank + 1) * step)
+    cast = getattr(torch, dtype)
+    own = [x.detach().to(cast).requires_grad_() for x in (hidden, weight[part], b[part])]
+    shard = VocabularyShard(own[1], own[2] if bias else None, part.start, dist.group.WORLD)
+    module = sys.modules["unmask.kernels.vocabulary_parallel"]
+    before, module.CHUNK = module.CHUNK, 7
+    try:
+        total, nll = vocabulary_parallel_cross_entropy(
+            own[0], shard, label, loss_weight, softcap=softcap, exclude=exclude
+        )
+    finally:
+        module.CHUNK = before
+    found = torch.autograd.grad(total * 1.7, own if bias else own[:2])
+    assert not nll.requires_grad and all(each.dtype == cast for each in found)
+    wanted = [expected[0], *(each[part] for each in expected[1:])]
+    pairs = zip(("sum", "nll", "hidden", "weight", "bias"), (total, nll, *found), (whole, whole_nll, *wanted))  # noqa: B905
+    return {name: (ours.detach().double().numpy(), theirs.detach().numpy()) for name, ours, theirs in pairs}
+
+
+CASES = [
+    *(
+        (37, bias, softcap, exclude, "float64")
+        for bias, softcap, exclude in product((0, 1), (None, 5.0), (None, 0, 36))
+    ),
+    (4, True, 5.0, 0, "float64"),  # with four ranks one holds nothing but the excluded token
+    (37, True, None, 0, "float32"),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_divided_vocabulary_is_the_whole_one(ranks, workers):
+    for case in CASES:
+        found = workers(ranks).run(sharded_and_whole, *case)
+        tolerance = 1e-12 if case[-1] == "float64" else 1e-5
+        for one in found:
+            for name, (ours, whole) in one.items():
+                assert abs(ours - whole).max() <= tolerance * max(1.0, abs(whole).max()), (case, name)
+        assert all((one["hidden"][0] == found[0]["hidden"][0]).all() for one in found)

@@ -1,0 +1,333 @@
+"""Tensor and sequence parallelism of one decoder: Shoeybi et al. 1909.08053 and Korthikanti et al. 2205.05198.
+
+    embedding   rows of the vocabulary held here, summed        all rows
+    layers      norms and residuals                             1 / T of the rows
+      region    gather rows > column-parallel > row-parallel > reduce-scatter rows      (self_attn, mlp)
+    head        gather rows > cross-entropy of the vocabulary held here
+
+Which linear layers are divided how is transformers' own tensor plan of the model. The parameters become DTensors on the
+`tensor` axis, so that FSDP2, clipping, optimisers and checkpoints know what they hold; modules compute on the local
+tensors, so that kernels do not. Rows are padded with zeros to a multiple of the axis where they are divided, which
+attention never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from unmask.attention.exchange import Traffic
+from unmask.config import Config
+from unmask.errors import UserError
+from unmask.models import RowModel
+from unmask.models.rotary_attention import close, trial_rows
+from unmask.objectives import Objective, objectives
+
+COLUMN, ROW = "colwise", "rowwise"
+#: Styles of transformers' plans; of a module that is replicated, gradients are summed over the axis.
+KNOWN = (COLUMN, ROW, "replicated_with_grad_allreduce")
+
+
+class Plan(NamedTuple):
+    """Names of modules of a decoder (its base model): linear layers by style, and the modules that hold them."""
+
+    columns: list[str]
+    rows: list[str]
+    regions: list[str]
+
+
+def plan_of(model: Any) -> Plan:
+    """transformers' tensor plan of a model; UserError where there is none, or one that is not carried out here."""
+    kind, base = type(model).__name__, model.base_model
+    styles: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
+    if not styles:
+        raise UserError(_refused(f"transformers has no tensor plan for {kind}"))
+    found: dict[str, list[str]] = {style: [] for style in KNOWN}
+    for name, module in base.named_modules():
+        for pattern, style in styles.items():
+            if not fnmatchcase(name, pattern):
+                continue
+            if style not in KNOWN:
+                raise UserError(_refused(f"{name} is divided as {style!r} in the plan of {kind}"))
+            if style in (COLUMN, ROW) and type(module) is not nn.Linear:
+                raise UserError(_refused(f"{name} is a {type(module).__name__}, and only plain linear layers divide"))
+            found[style].append(name)
+    regions = list(dict.fromkeys(name.rpartition(".")[0] for name in found[ROW]))
+    for name in found[COLUMN]:
+        if name.rpartition(".")[0] not in regions:
+            raise UserError(_refused(f"{name} has no row-parallel layer beside it in the plan of {kind}"))
+    planned = {*found[COLUMN], *found[ROW]}
+    for name, module in base.named_modules():
+        matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
+        if matrix and name not in planned and not isinstance(module, nn.Embedding):
+            raise UserError(_refused(f"{name} is not in the plan of {kind}"))
+    return Plan(found[COLUMN], found[ROW], regions)
+
+
+def _refused(why: str) -> str:
+    return f"parallel.model_parallel_size: {why}, so unmask does not divide it; set it to 1"
+
+
+def check_config(config: Config) -> None:
+    """UserError for settings that do not go with a tensor axis."""
+    size = f"parallel.model_parallel_size={config.parallel.model_parallel_size}"
+    if config.model.compile:
+        raise UserError(f"model.compile=true does not go with {size}, whose layers communicate; set it to false")
+    if config.optimizer.name == "muon":
+        raise UserError(
+            f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
+        )
+    if objectives[config.objective.name].loss is not Objective.loss:
+        raise UserError(
+            f"objective.name={config.objective.name} has a loss of its own, which takes whole logits: {size}"
+        )
+
+
+def check(model: Any, size: int) -> None:
+    """UserError unless the model divides over `size` ranks."""
+    plan = plan_of(model)
+    config, where = model.config, f"parallel.model_parallel_size={size}"
+    heads = config.num_attention_heads
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        **{name: model.base_model.get_submodule(name).out_features for name in plan.columns},
+        **{name: model.base_model.get_submodule(name).in_features for name in plan.rows},
+    }
+    for name, width in sizes.items():
+        if width % size:
+            raise UserError(f"{where} does not divide {name}={width} of the model: give a divisor")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if -(-vocabulary // size) * (size - 1) >= vocabulary:
+        raise UserError(f"{where}: a vocabulary of {vocabulary} leaves a rank without a token; give fewer ranks")
+
+
+def skipping(wanted: bool | str) -> bool:
+    """What model.skip_last_layer=auto means here: no skipping, for the rows that are left would be divided anew."""
+    if wanted is True:
+        raise UserError("model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false")
+    return False
+
+
+@dataclass
+class TensorAxis:
+    """The ranks that a layer is divided over. rows: of the pack that the model is running on."""
+
+    mesh: DeviceMesh
+    traffic: Traffic
+    rows: int = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group()
+
+    @property
+    def size(self) -> int:
+        return self.mesh.size()
+
+    @property
+    def rank(self) -> int:
+        return self.mesh.get_local_rank()
+
+    def count(self, size: int) -> None:
+        """`size` more bytes sent."""
+        self.traffic.add("tensor", size)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's rows of whole [1, N, width]: [1, ceil(N / size), width], zeros after the last row."""
+        own = -(-whole.shape[1] // self.size)
+        start = min(self.rank * own, whole.shape[1])
+        rows = whole[:, start : start + own]
+        return nn.functional.pad(rows, (0, 0, 0, own - rows.shape[1])).contiguous()
+
+    def gathered(self, part: Tensor, rows: int) -> Tensor:
+        """The opposite: [1, rows, width]."""
+        whole = part.new_empty((self.size * part.shape[1], part.shape[2]))
+        dist.all_gather_single(whole, part[0].contiguous(), group=self.group)
+        self.count((self.size - 1) * part.nbytes)
+        return whole[None, :rows]
+
+    def reduced(self, whole: Tensor) -> Tensor:
+        """This rank's rows of the sum of all ranks' whole [1, N, width]."""
+        own = -(-whole.shape[1] // self.size)
+        padded = nn.functional.pad(whole[0], (0, 0, 0, own * self.size - whole.shape[1])).contiguous()
+        part = padded.new_empty((own, padded.shape[1]))
+        dist.reduce_scatter_single(part, padded, group=self.group)
+        self.count((self.size - 1) * part.nbytes)
+        return part[None]
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x."""
+        total = x.contiguous().clone()
+        dist.all_reduce(total, group=self.group)
+        self.count(2 * (self.size - 1) * total.nbytes // self.size)
+        return total
+
+
+class _Gather(torch.autograd.Function):
+    """Part to whole. partial: the ranks' gradients of the whole are summands, else they are all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: TensorAxis, partial: bool) -> Tensor:
+        ctx.axis, ctx.partial = axis, partial
+        return axis.gathered(part, axis.rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (ctx.axis.reduced(grad) if ctx.partial else ctx.axis.part(grad)), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    """Whole to part. partial: the ranks' wholes are summands, else they are all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, axis: TensorAxis, partial: bool) -> Tensor:
+        ctx.axis, ctx.rows = axis, whole.shape[1]
+        return axis.reduced(whole) if partial else axis.part(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.axis.gathered(grad, ctx.rows), None, None
+
+
+class _Sum(torch.autograd.Function):
+    """Summands to their sum, whose gradient is the same on all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, summand: Tensor, axis: TensorAxis) -> Tensor:
+        return axis.summed(summand)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
+
+
+def divide(row_model: RowModel, axis: TensorAxis) -> None:
+    """Divide the row model over the axis, in place: every parameter becomes a DTensor.
+
+    UserError where the divided decoder does not give what it gave before.
+    """
+    before = _trial(row_model)
+    _divide(row_model, axis)
+    if not close(_trial(row_model), before):
+        kind = type(row_model.model).__name__
+        raise UserError(_refused(f"{kind} computes something else when it is divided by transformers' plan"))
+
+
+@torch.no_grad()
+def _trial(row_model: RowModel) -> Tensor:
+    """Hidden states of the labelled rows of a small pack."""
+    training = row_model.training
+    row_model.eval()
+    hidden = row_model.hidden(row_model.collate(trial_rows()))
+    row_model.train(training)
+    return hidden
+
+
+def _divide(row_model: RowModel, axis: TensorAxis) -> None:
+    model = row_model.model
+    plan, base = plan_of(model), model.base_model
+    embedding = model.get_input_embeddings()
+    dims = divided_dims(model)
+    summands = {base.get_submodule(name) for name in plan.rows}
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in list(model.modules()):
+        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        for name, parameter in own.items():
+            if parameter not in made:  # tied weights stay tied
+                placement = Shard(dims[parameter]) if parameter in dims else Replicate()
+                made[parameter] = _divided(parameter, axis, placement)
+            module.register_parameter(name, made[parameter])
+        if own:
+            _compute_locally(module, list(own), axis.size if module in summands else 1)
+    start = axis.rank * -(-embedding.num_embeddings // axis.size)
+    row_model.vocabulary_shard = (start, axis.group, axis.count)
+    embedding.forward = partial(_embedded, embedding, embedding.forward, axis, start)
+    # After the hooks that are there: noise on the mask token is added to whole rows.
+    embedding.register_forward_hook(lambda module, args, out: _Scatter.apply(out, axis, False))
+    for name in plan.regions:
+        region = base.get_submodule(name)
+        region.register_forward_pre_hook(partial(_enter, axis), with_kwargs=True)
+        region.register_forward_hook(partial(_leave, axis))
+    base.register_forward_pre_hook(partial(_begin, axis), with_kwargs=True)
+    base.register_forward_hook(partial(_end, axis))
+
+
+def divided_dims(model: Any) -> dict[nn.Parameter, int]:
+    """The dimension in which a parameter is divided; those that are not in it every rank holds whole."""
+    plan, base = plan_of(model), model.base_model
+    columns = [base.get_submodule(name) for name in plan.columns]
+    columns += [model.get_input_embeddings(), model.get_output_embeddings()]
+    rows = [base.get_submodule(name)._parameters["weight"] for name in plan.rows]
+    return {
+        **{own: 0 for module in columns for own in module._parameters.values() if own is not None},
+        **dict.fromkeys(rows, 1),
+    }
+
+
+def _divided(parameter: nn.Parameter, axis: TensorAxis, placement: Placement) -> nn.Parameter:
+    """All ranks hold the same parameter, so that each takes its part without asking."""
+    value = distribute_tensor(parameter.detach(), axis.mesh, [placement], src_data_rank=None)
+    return nn.Parameter(value, requires_grad=parameter.requires_grad)
+
+
+def _compute_locally(module: nn.Module, names: list[str], ranks: int) -> None:
+    """Let `module.weight` be the local tensor of the DTensor that is its parameter.
+
+    As in torchtitan's simple_fsdp, a property of a class of the module's own: names and checkpoints stay. ranks: that
+    add up their outputs, each with its share of the bias.
+    """
+    namespace = {name: property(partial(_local, name, ranks if name == "bias" else 1)) for name in names}
+    module.__class__ = type(type(module).__name__, (type(module),), namespace)
+
+
+def _local(name: str, share: int, module: nn.Module) -> Tensor:
+    parameter: Any = module._parameters[name]
+    if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
+        return parameter  # FSDP2 holds it, divided further: nobody computes with it now
+    # Each rank sees some of the rows or heads that a replicated parameter is applied to.
+    own = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
+    local = parameter.to_local(grad_placements=own)
+    return local if share == 1 else local / share
+
+
+def _embedded(
+    module: nn.Module, lookup: Callable[[Tensor], Tensor], axis: TensorAxis, start: int, token: Tensor
+) -> Tensor:
+    """Embeddings of token ids [1, N], of which this rank holds those from `start` on: [1, N, width]."""
+    index = token - start
+    held = (index >= 0) & (index < len(module.weight))
+    own = lookup(torch.where(held, index, 0))
+    return _Sum.apply(torch.where(held[..., None], own, 0.0), axis)
+
+
+def _begin(axis: TensorAxis, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    axis.rows = kwargs["input_ids"].shape[1]
+
+
+def _end(axis: TensorAxis, module: nn.Module, args: Any, output: Any) -> Any:
+    output.last_hidden_state = _Gather.apply(output.last_hidden_state, axis, False)
+    return output
+
+
+def _enter(axis: TensorAxis, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """All rows, for a module that takes hidden states first, by place or by name."""
+    if args:
+        return (_Gather.apply(args[0], axis, True), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": _Gather.apply(kwargs["hidden_states"], axis, True)}
+
+
+def _leave(axis: TensorAxis, module: nn.Module, args: Any, output: Any) -> Any:
+    """This rank's rows of the sum of the ranks' outputs."""
+    if isinstance(output, tuple):
+        return (_Scatter.apply(output[0], axis, True), *output[1:])
+    return _Scatter.apply(output, axis, True)
