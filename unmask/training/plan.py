@@ -9,6 +9,7 @@ import numpy as np
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.parallel.block import Layers, Placed, place
+from unmask.parallel.mesh import processes
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
@@ -52,7 +53,7 @@ def plan(config: Config) -> dict[str, Any]:
         **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
-        **({"processes": _processes(config), **first, **ranks} if placed else {}),
+        **({"processes": processes(config.parallel), **first, **ranks} if placed else {}),
     }
 
 
@@ -115,10 +116,6 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
     placed = placements(run, micro)
     return picture(*placed[0]), [found for _, found in placed]
-
-
-def _processes(config: Config) -> int:
-    return config.parallel.data_parallel_size * config.parallel.block_parallel_size
 
 
 def table(facts: dict[str, Any]) -> str:
