@@ -200,6 +200,8 @@ def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
     timeout = timedelta(seconds=config.timeout)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        if launched.by_unmask():  # torchelastic keeps the store, and what is in it, over restarts
+            store = dist.PrefixStore(f"start {launched.restarts()[0]}", store)
         store.set_timeout(timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
