@@ -87,8 +87,8 @@ def test_ray_train(one_process, tmp_path):
         pytest.skip("ray is not installed: pip install 'unmask[ray]'")
     config = write_config(tmp_path)
     command = [sys.executable, str(LAUNCH / "ray_train.py"), str(config), BLOCKS, STEPS]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "RAY_AUTH_MODE": "disabled",
-                   "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
+    search = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": search, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     refused = subprocess.run([*command, "--workers", "3"], env=environment, capture_output=True, text=True, timeout=90)
     assert refused.returncode == 1 and "asks for 2 processes, and 3 were started" in refused.stderr, refused.stderr
     done = subprocess.run([*command, "--workers", "2", "--storage", str(tmp_path / "ray")], env=environment,
