@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": MODELS | {"unmask", "data", "sampling", "evaluation", "export", "tracking"},
     "doctor": MODELS | {"unmask"},
     "cli": MODELS
-    | {"unmask", "data", "sampling", "evaluation", "export", "tracking", "training"}
+    | {"unmask", "data", "parallel", "sampling", "evaluation", "export", "tracking", "training"}
     | {"demo", "doctor", "recipes", "completion"},
     "__main__": {"cli"},
     "unmask": MODELS | {"data", "parallel", "sampling", "evaluation", "export", "tracking", "training"},

@@ -19,12 +19,16 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from unmask import completion as complete
 from unmask.errors import UserError, disk_refusal
+from unmask.parallel import launched
+
+if TYPE_CHECKING:
+    from unmask.config import Config
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
@@ -48,6 +52,7 @@ def main() -> None:
     # torch remarks, once per rank, that all parameters have been used.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     complete.answer_shells()
+    launched.adopt_slurm(os.environ)
     try:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
@@ -55,12 +60,7 @@ def main() -> None:
         with _sigterm_unwinds():
             app()
     except UserError as error:
-        # Before the processes have met, those of one machine see the same mistake.
-        told = int(os.environ.get("LOCAL_RANK", "0")) > 0 if error.told is None else error.told
-        if told:  # a launcher ends all processes with the first that ends: let the one that speaks speak
-            time.sleep(LINGER)
-        else:
-            print(f"unmask: {error}" if _rank() == 0 else f"unmask (rank {_rank()}): {error}", file=sys.stderr)
+        _tell(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -69,13 +69,22 @@ def main() -> None:
         if refusal is None:
             raise
         file = getattr(error, "filename", None)
-        print(f"unmask: {file}: {refusal}" if file else f"unmask: {refusal}", file=sys.stderr)
+        _tell(UserError(f"{file}: {refusal}" if file else refusal, told=False))
         sys.exit(2)
 
 
-def _rank() -> int:
-    """The number of this process among those that a launcher started together."""
-    return int(os.environ.get("RANK", "0"))
+def _tell(error: UserError) -> None:
+    """Print what went wrong, unless another process or the launcher does."""
+    if launched.by_unmask():
+        launched.record(error)
+        return
+    # Before the processes have met, those of one machine see the same mistake.
+    told = int(os.environ.get("LOCAL_RANK", "0")) > 0 if error.told is None else error.told
+    if told:  # a launcher ends all processes with the first that ends: let the one that speaks speak
+        time.sleep(LINGER)
+    else:
+        rank = launched.rank()
+        print(f"unmask: {error}" if rank == 0 else f"unmask (rank {rank}): {error}", file=sys.stderr)
 
 
 @contextmanager
@@ -144,8 +153,24 @@ def _root(
     """Train diffusion language models."""
 
 
+@dataclass
+class Launch:
+    """How many processes `train` starts."""
+
+    nproc: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Processes to start on this machine; auto: one a GPU, else as `parallel` asks."),
+    ] = None
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --nproc: how often to start again, from the last checkpoint, by itself.")
+    ] = 0
+    restarted: Annotated[str | None, typer.Option(hidden=True)] = None
+
+
 @app.command()
+@grouped
 def train(
+    launch: Launch,
     config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -166,6 +191,10 @@ def train(
     from unmask.training.record import given
 
     settings, repeat = given(config, overrides or [], source, out)
+    if launch.nproc is not None or launch.restarts:
+        size = _processes(settings, launch)
+        if not dry_run and (size > 1 or launch.restarts):
+            _launch(size, launch.restarts, [config, *(overrides or [])], {"from": source, "out": out}, as_json)
     if dry_run:
         from unmask.training.plan import plan, table
 
@@ -174,13 +203,35 @@ def train(
         return
     from unmask.training.trainer import Trainer
 
-    summary = Trainer(config=settings, repeat=repeat).train()
+    trainer = Trainer(config=settings, repeat=repeat)
+    trainer.restarted = launch.restarted
+    summary = trainer.train()
     words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
-    again = " ".join(str(word) for word in words if word)
-    if _rank() == 0:
+    again = " ".join(str(word) for word in [*words, *launched.options()] if word)
+    if launched.rank() == 0:
         print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
         raise typer.Exit(128 + summary.interrupted)
+
+
+def _processes(settings: Config, launch: Launch) -> int:
+    """How many processes to start; UserError for what cannot be started here."""
+    from unmask.parallel.launch import check, size_of
+
+    if launch.nproc is None:
+        raise UserError("--restarts is for processes that are started here: give --nproc too")
+    check(settings, launch.restarts)
+    return size_of(launch.nproc, settings.parallel)
+
+
+def _launch(size: int, restarts: int, words: list[str | None], options: dict[str, Path | None], as_json: bool) -> None:
+    """Train as `size` processes, and end as they do."""
+    from unmask.parallel.launch import launch
+
+    arguments = ["train", *filter(None, words), *(["--json"] if as_json else [])]
+    for name, value in options.items():
+        arguments += [f"--{name}", str(value)] if value is not None else []
+    raise typer.Exit(launch(arguments, size, restarts))
 
 
 @app.command()
@@ -341,9 +392,9 @@ def evaluate(
     from unmask.evaluation import describe, evaluate_sets, named
     from unmask.tracking.reading import steps
 
-    with steps("evaluating", "packs") if _rank() == 0 else nullcontext() as report:
+    with steps("evaluating", "packs") if launched.rank() == 0 else nullcontext() as report:
         found = evaluate_sets(_weights(checkpoint, ema), named(data), **vars(measure), report=report)
-    if _rank() == 0:
+    if launched.rank() == 0:
         print(describe(found, alone=list(found) == data, levels=levels, as_json=as_json))
 
 

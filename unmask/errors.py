@@ -17,6 +17,10 @@ class UserError(Exception):
         self.told = told
 
 
+class RankLost(UserError):
+    """Another process of the run is gone or silent: a new start from the last checkpoint may well work."""
+
+
 def as_path(value: Any, what: str) -> Path:
     """`value` as a Path; UserError, naming `what` it should be the path of, for anything that is none."""
     if not isinstance(value, str | PathLike):

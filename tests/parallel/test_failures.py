@@ -19,7 +19,7 @@ LONG = "training.steps=5000"
         (
             2,
             ["parallel.block_parallel_size=3"],
-            "asks for 3 processes, and 2 were started: torchrun --nproc-per-node 3",
+            "asks for 3 processes, and 2 were started: unmask train --nproc 3",
         ),
         (3, ["parallel.block_parallel_size=3", "data.pack_tokens=2"], "more ranks than tokens in a pack"),
         (2, ["parallel.data_parallel_size=2", "training.batch_size=1"], "raise batch_size to 2"),

@@ -3,7 +3,7 @@
 Axes, outermost first: `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
 which share the batch as well), `block` (ranks that share a pack) and `tensor` (ranks that share every layer). FSDP2
 divides over `shard x block`.
-Processes are started by torchrun or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from unmask.attention.exchange import Axis, Traffic, Wire
 from unmask.config import ParallelConfig, flat
-from unmask.errors import UserError
+from unmask.errors import RankLost, UserError
+from unmask.parallel import launched
 from unmask.parallel.pulse import Pulse
 
 T = TypeVar("T")
@@ -165,6 +166,11 @@ class Mesh:
         assert self.size == math.prod(self.sizes.values())
 
 
+def processes(config: ParallelConfig) -> int:
+    """What the axes multiply to."""
+    return config.data_parallel_size * config.shard_size * config.block_parallel_size * config.model_parallel_size
+
+
 def world_size() -> int:
     """How many processes were started together; 1 without a launcher."""
     if dist.is_initialized():
@@ -172,11 +178,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
+def check_sizes(config: ParallelConfig, started: int | None = None) -> None:
     """UserError when the axes do not multiply to the number of processes."""
-    processes = world_size() if processes is None else processes
-    product = config.data_parallel_size * config.shard_size * config.block_parallel_size * config.model_parallel_size
-    if product != processes:
+    started = world_size() if started is None else started
+    product = processes(config)
+    if product != started:
         axes = ["data_parallel_size", "block_parallel_size"]
         if config.shard_size > 1:
             axes.insert(1, "shard_size")
@@ -184,8 +190,8 @@ def check_sizes(config: ParallelConfig, processes: int | None = None) -> None:
             axes.append("model_parallel_size")
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
-            f"{sizes} asks for {product} processes, and {processes} "
-            f"{'was' if processes == 1 else 'were'} started: torchrun --nproc-per-node {product} -m unmask train ..."
+            f"{sizes} asks for {product} processes, and {started} {'was' if started == 1 else 'were'} started: unmask "
+            f"train --nproc {product} ..."
         )
 
 
@@ -215,6 +221,8 @@ def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
     timeout = timedelta(seconds=config.timeout)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        if launched.by_unmask():  # torchelastic keeps the store, and what is in it, over restarts
+            store = dist.PrefixStore(f"start {launched.restarts()[0]}", store)
         store.set_timeout(timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -233,11 +241,11 @@ def lost(mesh: Mesh, error: RuntimeError) -> Exception:
         return error
     silent, told = mesh.pulse.verdict() if mesh.pulse is not None else ([], False)
     who = "rank " + " and ".join(map(str, silent)) if silent else "a rank"
-    return UserError(
-        f"{who} no longer answers, so the others stopped ({text}); look at its messages, and start all ranks again to "
-        f"go on from the last checkpoint",
-        told=told,
-    )
+    count, limit = launched.restarts()
+    # Advice on what a launcher does, or says, by itself would mislead.
+    manual = count == limit and not launched.by_unmask()
+    advice = "; look at its messages, and start all ranks again to go on from the last checkpoint" if manual else ""
+    return RankLost(f"{who} no longer answers, so the others stopped ({text}){advice}", told=told)
 
 
 def first_line(error: BaseException) -> str:

@@ -32,7 +32,8 @@ trackers = Registry(
 
 #: One logged event. kind "step" carries loss, learning_rate, grad_norm, tokens_per_second, ...; kind "evaluation"
 #: carries nats_per_token and standard_error (of several sets also nats_per_token/NAME, ...); kind "rollback" says that
-#: the run went back to `step` after a loss spike, so that later steps come again. All carry step and steps.
+#: the run went back to `step` after a loss spike, so that later steps come again; kind "restart" that a launcher
+#: started it again by itself, and why. All carry step and steps.
 Record = dict[str, Any]
 
 

@@ -34,7 +34,7 @@ class ConsoleTracker:
             self._progress.start()
 
     def log(self, record: Record) -> None:
-        if self._mode == "none" or record["kind"] == "rollback":  # a message tells of it
+        if self._mode == "none" or record["kind"] in ("rollback", "restart"):  # of which the user is told
             return
         if record["kind"] == "evaluation":
             several = [key.removeprefix("nats_per_token") for key in record if key.startswith("nats_per_token/")]

@@ -10,6 +10,7 @@ from unmask.config import Config
 from unmask.errors import UserError
 from unmask.parallel.apply import layers_of
 from unmask.parallel.block import Placed, place
+from unmask.parallel.mesh import processes
 from unmask.parallel.picture import facts, picture
 from unmask.rows import Rows, flops
 from unmask.training import setup
@@ -53,7 +54,7 @@ def plan(config: Config) -> dict[str, Any]:
         **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
-        **({"processes": _processes(config)} if _processes(config) > 1 else {}),
+        **({"processes": processes(config.parallel)} if processes(config.parallel) > 1 else {}),
         **({**first, **ranks} if placed else {}),
     }
 
@@ -122,12 +123,6 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
     placed = placements(run, micro)
     return picture(*placed[0]), [found for _, found in placed]
-
-
-def _processes(config: Config) -> int:
-    parallel = config.parallel
-    copies, shards = parallel.data_parallel_size, parallel.shard_size
-    return copies * shards * parallel.block_parallel_size * parallel.model_parallel_size
 
 
 def table(facts: dict[str, Any]) -> str:

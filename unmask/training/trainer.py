@@ -24,7 +24,7 @@ from unmask.evaluation import shared
 from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
-from unmask.parallel import apply, data, mesh, shard
+from unmask.parallel import apply, data, launched, mesh, shard
 from unmask.rows import Document, Rows, flops, inert
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
@@ -98,6 +98,8 @@ class Trainer:
         if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
             raise UserError(f"Trainer: callbacks is a list of functions, not {callbacks!r}")
         self.repeat = repeat
+        #: Why a launcher has started this run again.
+        self.restarted: str | None = None
         config = config or (Config() if repeat is None else repeat.config)
         self.config = _replaced(config, "checkpoint", path=checkpoint_path)
         if model_name is not None:
@@ -161,6 +163,7 @@ class Trainer:
                 held.enter_context(each)
             for note in [*notes, *self.run.notes()]:
                 self.message(note)
+            self._log_restart()
             self._loop()
             self.profile.close(self.step, self.message)
             self._by_writers(self.checkpoints.wait)
@@ -437,6 +440,13 @@ class Trainer:
         why = "the gradient overflowed" if self.scaler.is_enabled() else f"the gradient norm is {norm}"
         self.message(f"step {self.step}: {why}, so the update is skipped")
         return {"skipped": True}
+
+    def _log_restart(self) -> None:
+        """That a launcher has started the run again by itself; it has said so to the user."""
+        restarts, limit = launched.restarts()
+        if restarts:
+            record = {"kind": "restart", "step": self.step, "steps": self.steps, "restarts": restarts, "limit": limit}
+            self._log(record | {"reason": self.restarted or "", "time": time.time()})
 
     def _log(self, record: Record) -> None:
         for tracker in self._trackers:

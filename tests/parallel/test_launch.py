@@ -1,0 +1,179 @@
+"""`unmask train --nproc`: the processes of a run start, end and come back as one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.parallel.processes import SECONDS, last_step, write_config
+from unmask.cli import main
+from unmask.models.checkpoints import saved_steps
+
+TWO = ["parallel.block_parallel_size=2", "--nproc", "2"]
+
+
+class Group:
+    """`python -m unmask train CONFIG ...`, which starts processes of its own."""
+
+    def __init__(self, config: Path, *arguments: str):
+        self.run = config.parent / "run"
+        self.agent = subprocess.Popen([sys.executable, "-m", "unmask", "train", str(config), *arguments],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.agent.terminate()
+        try:
+            self.agent.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+
+    def until(self, found):
+        over = time.monotonic() + SECONDS
+        while not (value := found()):
+            assert time.monotonic() < over and self.agent.poll() is None, self.agent.communicate(timeout=1)
+            time.sleep(0.05)
+        return value
+
+    def reaches(self, step: int, started: int = 0):
+        """Wait until the processes of the start number `started` have logged `step`."""
+        self.until(lambda: last_step(self.run) >= step and len(self.restarts()) >= started)
+
+    def restarts(self):
+        log = self.run / "log.jsonl"
+        records = map(json.loads, log.read_text().splitlines()[:-1] if log.exists() else [])
+        return [record for record in records if record["kind"] == "restart"]
+
+    def pid(self, rank: int) -> int:
+        return self.until(lambda: self.ranks().get(rank))
+
+    def ranks(self) -> dict[int, int]:
+        found = {}
+        for child in Path(f"/proc/{self.agent.pid}/task/{self.agent.pid}/children").read_text().split():
+            try:
+                variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            except OSError:  # it has ended meanwhile
+                continue
+            found |= {int(each[5:]): int(child) for each in variables if each.startswith(b"RANK=")}
+        return found
+
+    def ended(self):
+        """(exit code, stdout, stderr but for the lines of steps)."""
+        out, err = self.agent.communicate(timeout=SECONDS)
+        return self.agent.returncode, out, "".join(x for x in err.splitlines(True) if not x.startswith("step "))
+
+
+def kill(group: Group, rank: int, number=signal.SIGKILL):
+    os.kill(group.pid(rank), number)
+
+
+def losses(run: Path) -> list:
+    records = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in records if r["kind"] == "step"]
+
+
+def test_ranks_that_are_killed_come_back_and_the_losses_are_those_of_a_whole_run(tmp_path):
+    steps = ["training.steps=24", "checkpoint.every=4"]
+    (tmp_path / "whole").mkdir()
+    with Group(write_config(tmp_path / "whole"), *TWO, *steps) as group:
+        assert group.ended()[0] == 0
+    with Group(write_config(tmp_path), *TWO, *steps, "--restarts", "2") as group:
+        group.reaches(6)
+        kill(group, 1)
+        group.reaches(9, started=1)
+        kill(group, 0)
+        code, out, err = group.ended()
+    assert code == 0 and out.count("trained 24 steps") == 1, (out, err)
+    assert "unmask: rank 1 was killed by SIGKILL; restart 1 of 2, from the last checkpoint\n" in err
+    assert "unmask: rank 0 was killed by SIGKILL; restart 2 of 2, from the last checkpoint\n" in err
+    assert err.count("unmask: ") == 2 and err.count("going on from") == 2, err
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole" / "run")
+    found = [(each["restarts"], each["limit"], each["reason"]) for each in group.restarts()]
+    assert found == [(1, 2, "rank 1 was killed by SIGKILL"), (2, 2, "rank 0 was killed by SIGKILL")]
+
+
+def test_it_gives_up_after_the_last_restart(tmp_path):
+    with Group(write_config(tmp_path), *TWO, "training.steps=5000", "--restarts", "1") as group:
+        for start in (0, 1):
+            group.reaches(3, started=start)
+            kill(group, 1)
+        code, _, err = group.ended()
+    assert code == 2
+    assert err.endswith(
+        "unmask: rank 1 was killed by SIGKILL; given up after 1 restart: start it again to go on from the last "
+        "checkpoint\n"
+    ), err
+
+
+@pytest.mark.parametrize("rank, number, code", [(None, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
+def test_a_signal_to_the_command_or_to_a_rank_saves_once_and_is_no_reason_to_restart(rank, number, code, tmp_path):
+    with Group(write_config(tmp_path), *TWO, "training.steps=5000", "--restarts", "3") as group:
+        group.reaches(3)
+        if rank is None:
+            group.agent.send_signal(number)
+        else:
+            kill(group, rank, number)
+        found, out, err = group.ended()
+    assert (found, err) == (code, ""), (out, err)
+    assert out.count("continue with: unmask train") == 1 and out.endswith("--nproc 2 --restarts 3\n")
+    assert saved_steps(tmp_path / "run")[-1] == last_step(tmp_path / "run")
+
+
+def test_a_signal_while_the_processes_start_ends_all_of_them_at_once(tmp_path):
+    with Group(write_config(tmp_path), *TWO, "training.steps=5000") as group:
+        group.until(lambda: len(group.ranks()) == 2)
+        group.agent.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        code, out, _ = group.ended()
+    assert code == 143 and time.monotonic() - began < 60, out
+
+
+def test_a_mistake_is_told_once_and_never_tried_again(tmp_path):
+    with Group(write_config(tmp_path), *TWO, "model.attention=reference", "--restarts", "3") as group:
+        code, out, err = group.ended()
+    assert code == 2 and out == "", (out, err)
+    assert err.startswith("unmask: model.attention=reference needs whole packs") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["--nproc", "3"], "asks for 1 processes, and 3 were started: unmask train --nproc 1"),
+        (["--nproc", "3", "--dry-run"], "asks for 1 processes, and 3 were started: unmask train --nproc 1"),
+        (["--nproc", "two"], "--nproc two: give a number of processes, or auto"),
+        (["--nproc", "0"], "--nproc 0: give a number of processes, or auto"),
+        (["--restarts", "1"], "--restarts is for processes that are started here: give --nproc too"),
+        (["--nproc", "1", "--restarts", "1", "checkpoint.every=0"], "goes on from checkpoints: set checkpoint.every"),
+        (["--nproc", "1", "--restarts", "1", "checkpoint.resume=false"], "checkpoint.resume=False forbids that"),
+        (["--nproc", "1", "--restarts", "1", "checkpoint.step=2"], "checkpoint.step=2 forbids that"),
+        (["--nproc", "2", "parallel.block_parallel_size=2", "parallel.speeds=[1]"], "speeds lists 1 ranks"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_a_process_is(arguments, sentence, tmp_path, capfd):
+    with mock.patch.object(sys, "argv", ["unmask", "train", str(write_config(tmp_path)), *arguments]):
+        with pytest.raises(SystemExit) as ended, mock.patch("unmask.parallel.launch.launch") as launch:
+            main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 2 and sentence in said and said.count("\n") == 1, said
+    assert not launch.called
+
+
+def test_auto_starts_what_the_axes_multiply_to(tmp_path, capfd):
+    command = ["unmask", "train", str(write_config(tmp_path)), "parallel.data_parallel_size=2", "--nproc", "auto"]
+    with mock.patch.object(sys, "argv", [*command, "--restarts", "1"]):
+        with mock.patch("unmask.parallel.launch.launch", return_value=0) as launch, pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    assert launch.call_args.args == (["train", command[2], "parallel.data_parallel_size=2"], 2, 1)
+    with mock.patch("torch.cuda.device_count", return_value=4), mock.patch.object(sys, "argv", command):
+        with pytest.raises(SystemExit):
+            main()
+    assert "asks for 2 processes, and 4 were started" in capfd.readouterr().err
