@@ -38,7 +38,6 @@ def refused(path, *overrides, sentence, **options):
         (["optimizer.muon_learning_rate=0.1"], "optimizer.muon_learning_rate=0.1 has no effect"),
         (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
-        (["evaluation.draws=3"], "evaluation.draws=3 has no effect: give data.validation"),
         (["model.attention=flex"], "FlexAttention has no backward on CPU"),
         (["objective.name=mdlm", "objective.block_size=8"], "'block_size' (an option of block_diffusion, fast_dllm_v2"),
         (["parallel.placement=csbp"], "parallel.placement=csbp has no effect with block_parallel_size=1"),

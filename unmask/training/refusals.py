@@ -79,9 +79,6 @@ def check_evaluation(config: Config, validation: Any) -> None:
         raise UserError("checkpoint.best goes by the likelihood bound: give data.validation")
     if not config.evaluation.ema and not config.training.ema:
         raise UserError("evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights")
-    for key in type(config.evaluation).model_fields if validation is None else ():
-        if (value := getattr(config.evaluation, key)) != _default(config.evaluation, key):
-            raise UserError(f"evaluation.{key}={value} has no effect: give data.validation, or leave it out")
 
 
 def check_steps(config: Config, steps: int) -> None:

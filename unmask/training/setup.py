@@ -69,7 +69,13 @@ class Run:
 
     def notes(self) -> list[str]:
         """What whoever starts the run should know about its data."""
-        return [
+        evaluation = self.config.evaluation
+        unused = [] if self.validation else [
+            f"evaluation.{key}={getattr(evaluation, key)} has no effect: data.validation is empty"
+            for key, field in type(evaluation).model_fields.items()
+            if getattr(evaluation, key) != field.default
+        ]  # fmt: skip
+        return unused + [
             f"{source.name}: {source.packs.dropped:,} of {len(source.packs.dataset):,} documents are longer than "
             f"data.pack_tokens={self.config.data.pack_tokens} and left out"
             for source in self.packs.sources
