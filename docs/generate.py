@@ -148,7 +148,9 @@ def sharding() -> str:
     table = []
     for sizes, cases in sorted(found.items()):
         names = [case.objective + (" (experts)" if case.model == "experts" else "") for case in cases]
-        objectives = ", ".join(dict.fromkeys(name.replace("clip auto", "block_diffusion (clip auto)") for name in names))
+        objectives = ", ".join(
+            dict.fromkeys(name.replace("clip auto", "block_diffusion (clip auto)") for name in names)
+        )
         checkpointing = ", ".join(dict.fromkeys(case.checkpointing for case in cases))
         table.append([*map(str, sizes), objectives, checkpointing])
     columns = ("data_parallel_size", "shard_size", "block_parallel_size", "zero", "objectives", "checkpointing")

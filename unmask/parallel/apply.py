@@ -26,8 +26,8 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    block: packs are divided over the axis's ranks; then either every rank keeps the whole model and gradients are summed
-    over all processes of the mesh, or FSDP2 divides the model over shard x block and sums them as it divides.
+    block: packs are divided over the axis's ranks; then either every rank keeps the whole model and gradients are
+    summed over all processes of the mesh, or FSDP2 divides the model over shard x block and sums them as it divides.
     """
     if mesh.size == 1:
         return row_model, None

@@ -34,9 +34,10 @@ KEPT = 0.5
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one device, of a model that FSDP2 divides the largest part. gathered: parameters that are whole for a
-    while, with their gradients; averages: of the weights (`training.ema`); activations: of the largest micro-batch, with
-    everything else that lives only for a while.
+    """Bytes on one device, of a model that FSDP2 divides the largest part.
+
+    gathered: parameters that are whole for a while, with their gradients; averages: of the weights (`training.ema`);
+    activations: of the largest micro-batch, with everything else that lives only for a while.
 
     On a CPU also allocator, an allowance for what malloc keeps after tensors have gone, and process, what is in memory
     besides (libraries, data); on a GPU both are 0, for its peak is that of the tensors alone.

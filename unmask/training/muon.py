@@ -67,8 +67,8 @@ class MuonAdamW(Optimizer):
 
 
 class DividedMuon(torch.optim.Muon):
-    """torch.optim.Muon for matrices that FSDP2 divides: every rank gathers u, one matrix at a time, and takes its part of
-    NS(u). The momentum stays divided."""
+    """torch.optim.Muon for matrices that FSDP2 divides: every rank gathers u, one matrix at a time, and keeps its part
+    of NS(u). The momentum stays divided."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
