@@ -29,6 +29,10 @@ LONG = "training.steps=5000"
         (2, ["parallel.block_parallel_size=2", "parallel.placement=cspb"], "did you mean 'csbp'"),
         (2, ["parallel.block_parallel_size=2", "parallel.speeds=[1]"], "speeds lists 1 ranks"),
         (2, ["parallel.block_parallel_size=2", "model.attention=reference"], "needs whole packs"),
+        (2, ["parallel.shard_size=2", "training.batch_size=1"], "shard_size=2: every shard of the model needs a micro"),
+        (2, ["parallel.shard_size=2", "parallel.offload=true"], "parallel.offload=true has no effect on a CPU"),
+        (2, ["parallel.data_parallel_size=2", "parallel.zero=2"], "parallel.zero=2 has no effect: no ranks divide"),
+        (2, ["parallel.shard_size=2", "log.noise_scale=true"], "FSDP2 (parallel.shard_size, parallel.zero) sums"),
         (2, ["parallel.block_parallel_size=2", "parallel.blocks=2"], "unknown key 'parallel.blocks'"),
     ],
 )

@@ -50,8 +50,8 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """replicas x shards x blocks x tensor processes; data: packed, long or prompt; options: further overrides, which a
-    process alone is given too."""
+    """replicas x shards x blocks x tensor processes; zero None: 3 where shards > 1; data: packed, long or prompt;
+    options: further overrides, which a process alone is given too."""
 
     objective: str
     placement: str = "csbp"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -313,7 +313,7 @@ def _embedded(
 ) -> Tensor:
     """Embeddings of token ids [1, N], of which this rank holds those from `start` on: [1, N, width]."""
     index = token - start
-    held = (index >= 0) & (index < len(module.weight))
+    held = (index >= 0) & (index < cast(Tensor, module.weight).shape[0])
     own = lookup(torch.where(held, index, 0))
     return _Sum.apply(torch.where(held[..., None], own, 0.0), axis)
 
