@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor
 
 from unmask import tracking
@@ -43,6 +42,7 @@ from unmask.training.mask_noise import MaskNoise
 from unmask.training.noise_scale import NoiseScale, measurable, square
 from unmask.training.profile import Profile
 from unmask.training.resume import continued
+from unmask.training.scaling import SharedScaler
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter, memory
 from unmask.training.spikes import SpikeGuard
@@ -208,7 +208,11 @@ class Trainer:
         self.optimizer = optimizers.build(run.model, self.config.optimizer)
         self._peaks = [group.get("lr", self.config.optimizer.learning_rate) for group in self.optimizer.param_groups]
         self.ema = Ema(run.model, training.ema) if training.ema else None
-        self.scaler = self._scaler()
+        half = training.precision == "fp16"
+        if self.mesh.shards is None:
+            self.scaler = torch.amp.GradScaler(run.device.type, enabled=half)
+        else:
+            self.scaler = SharedScaler(run.device.type, self.mesh.group, enabled=half)
         self.guard, self.spikes = FiniteGuard(), SpikeGuard(training.spike)
         self.levels = LevelLosses(self.config.log.levels)
         self.noise = NoiseScale() if self.config.log.noise_scale and measurable(self.config) is None else None
@@ -229,13 +233,6 @@ class Trainer:
         self._loss: float | None = None
         self._saved: Path | None = None
         self._bounds: dict[str, Bound] = {}
-
-    def _scaler(self) -> torch.amp.GradScaler:
-        """The loss scale of fp16. An overflow that one rank sees in its part of the gradient is one of all."""
-        enabled, device = self.config.training.precision == "fp16", self.run.device.type
-        if self.mesh.shards is None:
-            return torch.amp.GradScaler(device, enabled=enabled)
-        return ShardedGradScaler(device, enabled=enabled, process_group=self.mesh.group)
 
     def _parallelise(self) -> None:
         """`module`, which a step calls. First of all: FSDP2 puts other parameters in place of the model's."""
