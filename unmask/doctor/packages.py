@@ -9,6 +9,7 @@ from typing import Any
 #: Extra of unmask -> (distributions of which one must be there, what it is for).
 EXTRAS = {
     "gguf": (("gguf",), "to read models from .gguf files"),
+    "ray": (("ray",), "to train under Ray Train (launch/ray_train.py)"),
     "tensorboard": (("tensorboard",), "to log to TensorBoard"),
     "trackio": (("trackio",), "to log to Trackio"),
     "wandb": (("wandb",), "to log to Weights & Biases"),
