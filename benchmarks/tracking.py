@@ -22,6 +22,8 @@ from common import Figure, report
 from single import SHAPE
 
 GOAL = 0.01
+#: Seconds for a tracker to start (W&B's service, MLflow's tables), which happens once, beside the first steps.
+START = 12.0
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 
 
@@ -66,6 +68,8 @@ def cost(names: list[str], folder: Path, record: dict[str, Any], count: int, pau
     made = build(log, lambda text: sys.exit(text))
     for tracker in made:
         tracker.start(Start(folder, 0, count, {"log": {"console": "none"}, "training": {"seed": 0}}))
+    if names:
+        time.sleep(START)
     waited = 0.0
     before = processor_seconds()
     for step in range(1, count + 1):

@@ -128,6 +128,16 @@ def test_a_missing_file_is_one_line_from_the_command_itself(tmp_path):
     assert err == f"unmask: {tmp_path / 'missing.yaml'}: no such config file\n"
 
 
+def test_a_folder_in_place_of_a_config_file_names_what_is_meant(tmp_path):
+    code, out, err = unmask("train", tmp_path)
+    assert code == 2 and err == f"unmask: {tmp_path}: is a folder, not a config file: name one\n"
+    own = tmp_path / "config.yaml"
+    own.write_text("")
+    hint = f"name {own}, or use `unmask train --from {tmp_path}` to do its run again"
+    code, out, err = unmask("train", tmp_path)
+    assert code == 2 and err == f"unmask: {tmp_path}: is a folder, not a config file: {hint}\n"
+
+
 @pytest.mark.parametrize("minutes", ["inf", "nan"])
 def test_a_demo_without_end_is_refused(tmp_path, minutes):
     code, out, err = unmask("demo", "--minutes", minutes, "--out", tmp_path / "demo")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from unmask import completion as complete
-from unmask.errors import UserError
+from unmask.errors import UserError, disk_refusal
 from unmask.parallel import launched
 
 if TYPE_CHECKING:
@@ -62,12 +62,15 @@ def main() -> None:
     except UserError as error:
         _tell(error)
         sys.exit(2)
-    except OSError as error:  # a disk that is full or read-only, a file without permission
-        where = f"{error.filename}: " if error.filename else ""
-        _tell(UserError(f"{where}{error.strerror or error}", told=False))
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # a disk that is full or read-only, a file without permission
+        refusal = disk_refusal(error)
+        if refusal is None:
+            raise
+        file = getattr(error, "filename", None)
+        _tell(UserError(f"{file}: {refusal}" if file else refusal, told=False))
+        sys.exit(2)
 
 
 def _tell(error: UserError) -> None:

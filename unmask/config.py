@@ -369,6 +369,11 @@ class Config(Section):
             tree = yaml.load(file.read_text(encoding="utf-8"), _OnceOnly)
         except FileNotFoundError:
             raise UserError(f"{path}: no such config file") from None
+        except IsADirectoryError:
+            own = file / "config.yaml"
+            again = f"name {own}, or use `unmask train --from {path}` to do its run again"
+            hint = again if own.is_file() else "name one"
+            raise UserError(f"{path}: is a folder, not a config file: {hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
         except yaml.YAMLError as error:
@@ -432,7 +437,7 @@ def _sentence(error: ValidationError, root: type[BaseModel]) -> str:
     path, more = ".".join(map(str, keys[0])), len(set(keys)) - 1
     if first["type"] == "extra_forbidden":
         known = _keys(root, keys[0][:-1])
-        text = f"unknown key {path!r}{_hint(path, known)}; valid here: {', '.join(known)}"
+        text = f"unknown key {path!r}{_hint(root, path, known)}; valid here: {', '.join(known)}"
     elif first["type"] == "value_error":
         text = f"{path + ': ' if path else ''}{first['ctx']['error']}"
     elif first["type"] == "model_type":
@@ -467,8 +472,13 @@ def _leaves(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + key, inner
 
 
-def _hint(path: str, here: list[str]) -> str:
-    """A hint for an unknown key: the same name in another section, a similar name in this one, then in any."""
+def _hint(root: type[BaseModel], path: str, here: list[str]) -> str:
+    """A hint for an unknown key: whose it is, the same name in another section, a similar name here, then in any."""
+    objectives = OWNERS["objective"]
+    if root is not Config and any(root is objectives[name] for name in objectives.names()):
+        others = [name for name in objectives.names() if path in objectives[name].model_fields]
+        if others:
+            return f" (an option of {', '.join(others)}: leave it out)"
     last, elsewhere = path.split(".")[-1], list(keys())
     same = [key for key in elsewhere if key.split(".")[-1] == last and key != path]
     if same:

@@ -1,5 +1,6 @@
 """The one exception a user is meant to read: what is wrong, where, and what to do."""
 
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,3 +26,18 @@ def as_path(value: Any, what: str) -> Path:
     if not isinstance(value, str | PathLike):
         raise UserError(f"the path of {what} is text or a pathlib.Path, not {value!r}")
     return Path(value)
+
+
+def disk_refusal(error: BaseException) -> str | None:
+    """Why the disk did not take a write, or None where `error` tells of something else.
+
+    Libraries in Rust and C++ raise exceptions of their own: safetensors and tokenizers with the system's words in
+    theirs, torch's archive writer with the place up to which it came.
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    if found := re.search(r"([A-Z][^:()]*) \(os error \d+\)", str(error)):
+        return found[1]
+    if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
+        return "the disk took a part of it only: it is full, or files may not be so large"
+    return None

@@ -196,6 +196,22 @@ def test_sentences_about_conversations(tmp_path: Path, speaker: Any, messages: A
     assert (manifest.documents, manifest.conversations, manifest.skipped) == (2, 2, 1)
 
 
+def test_the_first_bad_line_is_told_whatever_a_later_one_lacks(tmp_path: Path, speaker: Any) -> None:
+    tokenizer = with_template(speaker, PLAIN, tmp_path / "t")
+    tokenizer.chat_template = None
+    file, good = tmp_path / "a.jsonl", json.dumps({"messages": CONVERSATION})
+    file.write_text('{"text": "one"}\n{"text": 3}\n{"messages": []}\n{"messages": [{"role": "user"}]}\n')
+    manifest = prepare(file, tmp_path / "out", tokenizer, skip_bad=True)
+    assert (manifest.documents, manifest.skipped) == (1, 3)
+    for faulty, needs in ((tokenizer, good), (None, '{"text": "two"}'), (None, good)):
+        file.write_text(f'{{"input_ids": [3]}}\n{{"text": 3}}\n{{"messages": []}}\n{needs}\n')
+        with pytest.raises(UserError, match='a.jsonl:2: "text" is a number, not a string; fix it or use --skip-bad'):
+            prepare(file, tmp_path / "out2", faulty)
+        with pytest.raises(UserError, match="a.jsonl:4: (messages need a chat template|text needs a tokeniser)"):
+            prepare(file, tmp_path / "out2", faulty, skip_bad=True)
+    assert not (tmp_path / "out2").exists()
+
+
 def test_what_a_template_itself_refuses(tmp_path: Path, speaker: Any) -> None:
     tokenizer = with_template(speaker, "{{ raise_exception('no systems here') }}", tmp_path)
     with pytest.raises(UserError, match="record 0: the chat template refuses it: no systems here"):
@@ -207,7 +223,9 @@ def test_what_a_template_itself_refuses(tmp_path: Path, speaker: Any) -> None:
     with pytest.raises(UserError, match="record 0: the chat template leaves nothing of the assistant's turns"):
         coded(CONVERSATION, tokenizer)
     tokenizer.chat_template = None
-    with pytest.raises(UserError, match="record 0: messages need a chat template.*give one with --chat-template FILE"):
+    with pytest.raises(
+        UserError, match="record 0: messages need a chat template.*give one with `unmask prepare --chat-template FILE`"
+    ):
         coded(CONVERSATION, tokenizer)
     with pytest.raises(UserError, match='record 0: "tools" is a string, and not one of JSON'):
         tokenizer.chat_template = PLAIN

@@ -49,6 +49,34 @@ def test_an_altered_byte_a_cut_and_a_missing_file(path: Path, name: str) -> None
         open_dataset(path)
 
 
+def test_an_id_outside_of_the_vocabulary_is_named_by_document(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = np.fromfile(path / "tokens.bin", np.uint16)
+    place = int(open_dataset(path).lengths[0]) + 1
+    token[place] = 1000
+    token.tofile(path / "tokens.bin")
+    sentence = (
+        "tokens.bin: damaged: document 1 holds the token id 1000, outside of the dataset's vocabulary of 1000; copy"
+    )
+    for chunk in (1 << 22, 3, 1):
+        monkeypatch.setattr("unmask.data.dataset.CHUNK", chunk)
+        with pytest.raises(UserError, match=sentence):
+            open_dataset(path)
+    monkeypatch.setattr("unmask.data.dataset.SCANNED", 0)  # as of a large one
+    dataset = open_dataset(path)
+    assert len(dataset.document(0)[0]) and len(dataset.document(1, 2)[0])
+    with pytest.raises(UserError, match=sentence):
+        dataset.document(1)
+    with pytest.raises(UserError, match=sentence):
+        open_dataset(path, verify=True)
+
+
+def test_offsets_of_noise(path: Path) -> None:
+    size = (path / "offsets.npy").stat().st_size
+    (path / "offsets.npy").write_bytes(np.random.default_rng(0).bytes(size))
+    with pytest.raises(UserError, match="offsets.npy: damaged; copy it again"):
+        open_dataset(path)
+
+
 def test_manifests_that_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none: no such dataset; make one with `unmask prepare`"):
         open_dataset(tmp_path / "none")

@@ -118,6 +118,16 @@ def test_a_tokenizer_without_an_end_token(tokenizer_path: Path) -> None:
     with pytest.raises(UserError, match="no end-of-text token"):
         dataset_from(["a"], tokenizer)
     assert dataset_from(["a"], tokenizer, eos=False).tokens == 1
+    assert dataset_from([{"input_ids": [5]}], tokenizer).tokens == 1  # which no end token closes anyway
+
+
+def test_no_end_token_is_asked_for_only_of_text(tmp_path: Path, tokenizer: Any) -> None:
+    np.save(tmp_path / "ids.npy", np.array([3, 4]))
+    with pytest.raises(UserError, match="eos=False has no effect: it is for documents made from text, and there is"):
+        prepare(tmp_path / "ids.npy", tmp_path / "out", None, eos=False)
+    with pytest.raises(UserError, match="training data: eos=False has no effect: no document is made from text"):
+        dataset_from([{"input_ids": [5]}], tokenizer, eos=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_progress_counts_bytes_and_documents(tmp_path: Path, folder: Path, tokenizer: Any) -> None:

@@ -46,6 +46,7 @@ def test_the_text_has_the_same_sections(facts):
     lines = doctor.table(facts).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(facts)
     assert any(version("torch") in line for line in lines)
+    assert any(line.endswith(", for reading models from .gguf files") for line in lines)
 
 
 def test_what_is_required_and_missing_is_a_problem(monkeypatch, tmp_path):
@@ -60,10 +61,10 @@ def test_what_is_required_and_missing_is_a_problem(monkeypatch, tmp_path):
 
 def test_what_is_optional_and_missing_is_advice():
     facts = {
-        "extras": {"wandb": {"version": None, "for": "to log to it"}, "gguf": {"version": "1", "for": "to read it"}},
-        "tools": {"ip": {"path": None, "package": "iproute2", "for": "to measure"}},
+        "extras": {"wandb": {"version": None, "for": "logging to it"}, "gguf": {"version": "1", "for": "reading it"}},
+        "tools": {"ip": {"path": None, "package": "iproute2", "for": "measuring"}},
     }
-    assert doctor._missing(facts) == ["pip install 'unmask[wandb]' to log to it", "install iproute2 to measure"]
+    assert doctor._missing(facts) == ["pip install 'unmask[wandb]' for logging to it", "install iproute2 for measuring"]
 
 
 def test_extras_are_those_of_the_package():

@@ -119,6 +119,16 @@ def test_mistakes_name_their_set(run):
         evaluate_sets(run / "run", {"b": str(run / "prompts.jsonl")})
 
 
+def test_documents_longer_than_the_positions_of_the_model(tmp_path):
+    train(tmp_path / "run", "training.steps=1", "data.pack_tokens=16", model={"max_position_embeddings": 16})
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"input_ids": list(range(17))}) + "\n")
+    sentence = "a.jsonl: a document .*has 17 tokens, and the model 16 positions .*: set --pack-tokens .* to 16 or less"
+    with pytest.raises(UserError, match=sentence):
+        evaluate(tmp_path / "run", file)
+    assert evaluate(tmp_path / "run", file, pack_tokens=16).bound.tokens == 17
+
+
 def test_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 
 import pytest
 import torch
@@ -103,6 +104,29 @@ def test_an_interruption_leaves_what_was_there(tmp_path, error):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "model"]
     assert [path.read_text() for path in (tmp_path / "full").iterdir()] == ["old"]
     formats._added.clear()
+
+
+@pytest.mark.parametrize("room", [2_000, 200_000])
+def test_a_full_disk(tmp_path, room):
+    """The weights do not fit, or the weights do and the tokeniser does not: libraries in Rust write both."""
+    tokenizer = train_tokenizer(["some text of words and more words"] * 50, 300, tmp_path / "tokenizer")
+    tokenizer.add_tokens([f"word-{number:04}" * 8 for number in range(3000)])
+    checkpoint = tmp_path / "source"
+    export_to(checkpoint, tokenizer)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(UserError, match="out: cannot be written: File too large; make room") as caught:
+            export(checkpoint, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"tokenizer", "source"}
+
+
+def export_to(folder, tokenizer):
+    folder.mkdir()
+    write(opened(tokenizer=tokenizer), folder)
 
 
 def test_weights_of_another_number_of_shards_go(tmp_path):

@@ -55,11 +55,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
-    train(tmp_path)
+    train(tmp_path, "checkpoint.every=2", "checkpoint.keep=0")
     path = tmp_path / "step-00000004" / "__0_0.distcp"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="__0_0.distcp: has"):
+    other = f"name the folder of another step, such as {tmp_path / 'step-00000002'}$"
+    with pytest.raises(UserError, match=f"__0_0.distcp: has.*written; {other}"):
         open_model(tmp_path)
+    with pytest.raises(UserError, match="; go on from an earlier one with checkpoint.step=2$"):
+        train(tmp_path, "training.steps=6")
 
 
 def test_a_manifest_with_a_damaged_key_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ BASE = Case("block_diffusion (bd3lm)", "csbp", batch_size=4, micro_batch=2)
 ON = {
     "1": BASE.alone(),
     "2": BASE,
-    "2 replicas": replace(BASE, blocks=1, replicas=2),
+    "2 replicas": replace(BASE, placement="auto", blocks=1, replicas=2),
     "4": replace(BASE, blocks=2, replicas=2),
     "4 blocks": replace(BASE, blocks=4),
 }

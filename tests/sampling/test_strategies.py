@@ -156,3 +156,6 @@ def test_an_option_of_another_strategy_is_refused(name, option):
     other = "margin" if name == "threshold" else "threshold"
     with pytest.raises(UserError, match=f"{option}=0.5 has no effect here: it needs strategy={name}"):
         sample(model, None, [1], decoding=BLOCK, strategy=other, **{option: 0.5})
+    default = Options.model_fields[option].default
+    with pytest.raises(UserError, match=f"{option}={default} has no effect here: it needs strategy={name}"):
+        sample(model, None, [1], decoding=BLOCK, strategy=other, **{option: default})

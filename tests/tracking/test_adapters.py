@@ -103,7 +103,7 @@ READERS = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb, "mlfl
 def logged(run):
     """(name, step) -> [value] of all numbers in the log."""
     return {(name, record["step"]): [value] for record in read(run / "log.jsonl")
-            for name, value in numbers(record).items()}  # fmt: skip
+            for name, value in numbers(record).items() if record["kind"] != "rollback"}  # fmt: skip
 
 
 def same(found, run):
@@ -180,6 +180,16 @@ def test_a_run_that_starts_over_or_goes_back_is_a_new_one_there(tmp_path, name, 
     follow(run, [name], start, [step(number, loss=2.0) for number in range(start + 1, 4)], **config)
     same(READERS[name](run), run)
     assert READERS[name](run)["train/loss", 3] == [2.0]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+def test_after_a_rollback_the_tracker_has_the_history_that_counts(tmp_path, name):
+    run = tmp_path / "run"
+    back = {"kind": "rollback", "step": 1, "steps": 9, "from": 3, "time": 1e9}
+    records = [step(1), step(2), step(3), back, step(2, loss=2.0), step(3, loss=3.0)]
+    assert follow(run, [name], 0, records) == []
+    same(READERS[name](run), run)
+    assert READERS[name](run)["train/loss", 2] == [2.0]
 
 
 class Broken:

@@ -47,6 +47,7 @@ def test_figures_of_each_run_and_at_the_common_step(tmp_path):
     assert facts["config"] == {"optimizer.learning_rate": [0.0003, 0.01]}
     text = table(facts)
     assert "optimizer.learning_rate" in text and "7.0000 (step 3)" in text and "at step 2" in text
+    assert [line.split()[1:] for line in text.splitlines() if line.startswith("tokens ")] == [["400", "200"]]
 
 
 def test_runs_meet_at_equal_tokens(tmp_path):

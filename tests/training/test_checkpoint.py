@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import shutil
 
 import pytest
@@ -146,6 +147,18 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, 
     monkeypatch.undo()
     resumed = train(tmp_path, "checkpoint.every=2")
     assert resumed.summary.step == 4 and len(losses(tmp_path)) == 4
+
+
+def test_a_disk_that_takes_a_part(tmp_path):
+    train(tmp_path, "training.steps=2")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(UserError, match="could not be written: .*(File too large|it is full).*step 2 is intact"):
+            train(tmp_path, "training.steps=4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert train(tmp_path, "training.steps=4").summary.step == 4
 
 
 def test_a_killed_save_is_swept_away(tmp_path):

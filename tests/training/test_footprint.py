@@ -23,9 +23,10 @@ settings = Config.parse(json.loads(sys.argv[1]), "test")
 if sys.argv[2] == "plan":
     print(json.dumps(plan(settings)))
 else:
-    records = []
-    Trainer(config=settings, callbacks=[lambda _, record: records.append(record)]).train()
-    print(json.dumps({"memory": records[-1]["memory"]}))
+    Trainer(config=settings).train()
+    # Not getrusage's maximum: a program begins with that of the process that started it.
+    high = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    print(json.dumps({"memory": 1024 * int(high.split()[1])}))
 """
 
 
@@ -84,6 +85,7 @@ def test_an_optimiser_that_reads_values_is_not_foretold(tmp_path):
     assert footprint(*prepared(tmp_path, "optimizer.name=reading")) is None
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's peak")
 def test_the_peak_is_what_a_run_takes(tmp_path):
     with (tmp_path / "data.jsonl").open("w") as file:
         for first in range(16):

@@ -104,3 +104,9 @@ def test_long_documents(tmp_path: Path) -> None:
     assert trainer.run.packs.dropped == 1
     with pytest.raises(UserError, match="data.train=list: document 10 has 240 tokens: a pack holds 128; raise"):
         train(tmp_path / "other", "data.long_documents=refuse", data=data)
+
+
+def test_evaluation_settings_without_data_are_told(tmp_path: Path) -> None:
+    """And not refused: `data.validation=null` is how a recipe's evaluation is turned off."""
+    trainer = train(tmp_path, "training.steps=1", "evaluation.draws=3")
+    assert trainer.run.notes() == ["evaluation.draws=3 has no effect: data.validation is empty"]

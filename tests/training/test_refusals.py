@@ -38,6 +38,8 @@ def refused(path, *overrides, sentence, **options):
         (["optimizer.muon_learning_rate=0.1"], "optimizer.muon_learning_rate=0.1 has no effect"),
         (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
+        (["model.attention=flex"], "FlexAttention has no backward on CPU"),
+        (["objective.name=mdlm", "objective.block_size=8"], "'block_size' (an option of block_diffusion, fast_dllm_v2"),
         (["parallel.placement=csbp"], "parallel.placement=csbp has no effect with block_parallel_size=1"),
         (["parallel.speeds=measured"], "parallel.speeds=measured has no effect with block_parallel_size=1"),
         (["objective.window=[0.3, 0.8]"], "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
@@ -69,6 +71,20 @@ def test_data_without_a_target(tmp_path, objective):
     refused(tmp_path, sentence="data.train=list: holds no token to learn from", objective=objective, data=PROMPTS)
     sentence = "data.validation=list: holds no token to learn from"
     refused(tmp_path, sentence=sentence, objective=objective, validation=PROMPTS)
+
+
+def test_documents_longer_than_the_positions_of_the_model(tmp_path):
+    long, short = [{"input_ids": list(range(33))}], [{"input_ids": list(range(32))}] * 4
+    model = {"max_position_embeddings": 32}
+    has = "has 33 tokens, and the model 32 positions (max_position_embeddings): set data.pack_tokens to 32 or less"
+    for key, data in (("train", {"data": short + long}), ("validation", {"data": short, "validation": long})):
+        found = setup.prepare(config(tmp_path / "run", "data.pack_tokens=32", model=model), *data.values())
+        assert found.packs.sources[0].packs.longest == 32
+        with pytest.raises(UserError) as error:
+            setup.prepare(config(tmp_path / "run", model=model), *data.values())
+        assert str(error.value).startswith(f"data.{key}=list: a document ") and str(error.value).endswith(has)
+    # Positions count from 0 in every document: packs of 128 tokens go with 32 positions.
+    assert setup.prepare(config(tmp_path / "run", model=model), short).packs.sources[0].packs.fill == 1
 
 
 def test_tokens_that_no_row_predicts_are_no_targets(tmp_path):

@@ -19,6 +19,7 @@ from unmask.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+NPY = b"\x93NUMPY"
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 #: Types that ids are not of: float64 and float32.
 FLOATS = (6, 7)
@@ -26,10 +27,15 @@ FLOATS = (6, 7)
 
 def read_npy(path: Path, reading: Reading, done: int) -> Iterator[Piece]:
     """A 1-D array is a document, a row of a 2-D one is; either is cut where `reading.end_id` stands."""
+    with path.open("rb") as file:
+        if file.read(len(NPY)) != NPY:
+            raise UserError(f"{path}: not a whole .npy array (it begins otherwise); copy it again")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise UserError(f"{path}: not a whole .npy array ({error}); copy it again") from None
+    except (ValueError, EOFError):  # of an array of objects numpy would advise to trust the file
+        raise UserError(
+            f"{path}: not a whole .npy array of numbers; copy it again, or write it anew with numpy.save"
+        ) from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise UserError(
             f"{path}: {array.ndim}-dimensional {array.dtype}: token ids are whole numbers in one or two dimensions"
@@ -41,8 +47,8 @@ def read_bin(path: Path, reading: Reading, done: int) -> Iterator[Piece]:
     """Ids of `reading.dtype`, little-endian, without a header."""
     if reading.dtype is None:
         raise UserError(
-            f"{path}: the type of these ids is not known: give --dtype uint16 (dtype=...), or the .idx file of a "
-            "Megatron pair beside it"
+            f"{path}: the type of these ids is not known: give `unmask prepare --dtype uint16` (dtype=...), or the "
+            ".idx file of a Megatron pair beside it"
         )
     dtype = np.dtype(reading.dtype).newbyteorder("<")
     array = _mapped(path, dtype, path.stat().st_size)

@@ -73,7 +73,7 @@ def chosen_split(splits: Mapping[str, Any], split: str | None, where: str) -> An
     """One of several splits, by name."""
     names = ", ".join(splits)
     if split is None:
-        raise UserError(f"{where}: holds the splits {names}: choose one with --split (split=...)")
+        raise UserError(f"{where}: holds the splits {names}: choose one with `unmask prepare --split NAME` (split=...)")
     if split not in splits:
         raise UserError(f"{where}: has no split {split!r}; it holds {names}")
     return splits[split]
@@ -87,7 +87,7 @@ def _columns(names: list[str], reading: Reading, path: Path) -> list[str]:
     if not (given & {"input_ids", "messages", "text"} or {"prompt", "response"} <= given):
         raise UserError(
             f"{path}: needs the columns {needed(reading)}, and has {', '.join(names) or 'none'}: name them with "
-            f"--field text={names[0] if names else 'COLUMN'} (fields=...)"
+            f"`unmask prepare --field text={names[0] if names else 'COLUMN'}` (fields=...)"
         )
     return found
 

@@ -41,11 +41,7 @@ class Chat:
 
     def render(self, messages: Any, tools: Any, where: str) -> tuple[str, Spans]:
         """The conversation as text, and where it is learnt from. Raises Bad."""
-        _check_messages(messages, where)
-        tools = _tools(tools, where)
-        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        if not turns:
-            raise Bad(where, 'has no message of the role "assistant", so nothing to learn')
+        tools, turns = _checked(messages, tools, where)
         if self.supervise == "last":
             turns = turns[-1:]
         try:
@@ -76,7 +72,7 @@ class Chat:
                     where,
                     f"the chat template writes message {turn} in one way while it is the last and in another before "
                     "what follows: mark the assistant's part with {% generation %} in a template of your own "
-                    "(--chat-template FILE), or use --supervise last",
+                    "(`unmask prepare --chat-template FILE`), or use --supervise last (supervise=...)",
                 )
             stretches.append((len(start), len(stop)))
         return text, Spans(stretches, exact=True)
@@ -112,6 +108,19 @@ def chat_of(tokenizer: Any, supervise: Literal["all", "last"]) -> Chat | None:
     return Chat(template, tokenizer.get_chat_template(tools=[]), dict(tokenizer.special_tokens_map), supervise)
 
 
+class NoTemplate:
+    """In place of a chat template where there is none: refuses a conversation that nothing else is wrong with."""
+
+    def render(self, messages: Any, tools: Any, where: str) -> tuple[str, Spans]:
+        _checked(messages, tools, where)
+        raise Bad(
+            where,
+            "messages need a chat template, and the tokeniser has none: give one with "
+            "`unmask prepare --chat-template FILE` (chat_template=...)",
+            setting=True,
+        )
+
+
 class Contents:
     """Conversations as the contents of their messages, a line each."""
 
@@ -142,6 +151,16 @@ def read_template(file: str) -> str:
     except TemplateSyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: not a chat template: {error.message}") from None
     return text
+
+
+def _checked(messages: Any, tools: Any, where: str) -> tuple[list[Any] | None, list[int]]:
+    """(tools, which messages are the assistant's) of a conversation that can be learnt from. Raises Bad."""
+    _check_messages(messages, where)
+    tools = _tools(tools, where)
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns:
+        raise Bad(where, 'has no message of the role "assistant", so nothing to learn')
+    return tools, turns
 
 
 def _check_messages(messages: Any, where: str) -> None:

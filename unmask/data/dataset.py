@@ -25,6 +25,10 @@ TOKENS, SUPERVISED, OFFSETS, TOKENIZER, MANIFEST = (
     "manifest.json",
 )
 VERSION = 1
+#: Bytes of tokens up to which all ids are looked at when a dataset is opened, which takes a tenth of a second.
+SCANNED = 1 << 28
+#: Tokens looked at together.
+CHUNK = 1 << 22
 
 
 class File(BaseModel):
@@ -67,10 +71,12 @@ class Dataset:
         offsets: np.ndarray,
         tokenizer_path: Path | None = None,
         manifest: Manifest | None = None,
+        folder: Path | None = None,
     ):
         self._token, self._supervised, self._offsets = token, supervised, offsets
         self.tokenizer_path = tokenizer_path
         self.manifest = manifest
+        self.folder = folder
         self.lengths = np.diff(offsets)
 
     def __len__(self) -> int:
@@ -88,21 +94,44 @@ class Dataset:
         begin = min(first + start, end)
         end = end if stop is None else min(first + stop, end)
         token = self._token[begin:end].astype(np.int64)
+        self._refuse_outside(token, begin)
         if self._supervised is None:
             return token, np.ones(len(token), bool)
         return token, self._supervised[begin:end].astype(bool)
+
+    def check_ids(self) -> None:
+        """UserError, with file and document, for an id outside of the vocabulary; reads every token."""
+        for first in range(0, self.tokens, CHUNK):
+            self._refuse_outside(self._token[first : first + CHUNK], first)
+
+    def _refuse_outside(self, token: np.ndarray, first: int) -> None:
+        """token: those from place `first` on."""
+        if self.manifest is None or self.folder is None or token.max(initial=0) < self.manifest.vocabulary:
+            return
+        place = int(np.argmax(token >= self.manifest.vocabulary))
+        number = int(np.searchsorted(self._offsets, first + place, "right")) - 1
+        raise UserError(
+            f"{self.folder / TOKENS}: damaged: document {number} holds the token id {token[place]}, outside of the "
+            f"dataset's vocabulary of {self.manifest.vocabulary}; copy it again or prepare it again"
+        )
 
 
 def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = False) -> Dataset:
     """Map a prepared dataset into memory, after checking that it is whole.
 
     tokenizer: a tokeniser or its path that the dataset must fit (it may have more tokens, such as a mask token).
-    verify: read everything and compare checksums, too. Raises UserError for anything missing, cut short or altered.
+    verify: read everything and compare checksums, too. Raises UserError for anything missing, cut short or altered, and
+    for an id outside of the vocabulary: of a large dataset, unless verified, only when its document is read.
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
-    _check_files(folder, manifest, verify)
-    offsets = np.load(folder / OFFSETS, allow_pickle=False)
+    _check_files(folder, manifest)
+    if verify:
+        _check_sums(folder, manifest, [name for name in manifest.files if name != TOKENS])
+    try:
+        offsets = np.load(folder / OFFSETS, allow_pickle=False)
+    except (ValueError, EOFError):
+        raise UserError(f"{folder / OFFSETS}: damaged; copy it again or prepare the dataset again") from None
     sound = offsets.dtype == np.int64 and offsets.shape == (manifest.documents + 1,)
     if not sound or offsets[0] != 0 or offsets[-1] != manifest.tokens or not (np.diff(offsets) > 0).all():
         raise UserError(f"{folder / OFFSETS}: does not fit {MANIFEST}; prepare the dataset again")
@@ -113,7 +142,12 @@ def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = Fals
             refuse_other(load_tokenizer(copy), given, str(folder))
     token = np.memmap(folder / TOKENS, dtype=manifest.dtype, mode="r")
     flags = np.memmap(folder / SUPERVISED, dtype=np.uint8, mode="r") if SUPERVISED in manifest.files else None
-    return Dataset(token, flags, offsets, copy, manifest)
+    dataset = Dataset(token, flags, offsets, copy, manifest, folder)
+    if verify or token.nbytes <= SCANNED:
+        dataset.check_ids()
+    if verify:  # of the tokens only now: an id outside of the vocabulary tells the document
+        _check_sums(folder, manifest, [TOKENS])
+    return dataset
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -134,7 +168,7 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _check_files(folder: Path, manifest: Manifest, verify: bool) -> None:
+def _check_files(folder: Path, manifest: Manifest) -> None:
     width = np.dtype(manifest.dtype).itemsize
     expected = {TOKENS: manifest.tokens * width, OFFSETS: None}
     if manifest.supervised < manifest.tokens:
@@ -151,9 +185,13 @@ def _check_files(folder: Path, manifest: Manifest, verify: bool) -> None:
             raise UserError(
                 f"{path}: {size} bytes where {MANIFEST} says {file.bytes}; copy it again or prepare it again"
             )
-        if verify and sha256(path) != file.sha256:
+
+
+def _check_sums(folder: Path, manifest: Manifest, names: list[str]) -> None:
+    for name in names:
+        if sha256(folder / name) != manifest.files[name].sha256:
             raise UserError(
-                f"{path}: altered since it was written (checksum differs); copy it again or prepare it again"
+                f"{folder / name}: altered since it was written (checksum differs); copy it again or prepare it again"
             )
 
 

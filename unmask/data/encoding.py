@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from unmask.data.chat import Chat, chat_of
+from unmask.data.chat import Chat, NoTemplate, chat_of
 from unmask.data.reading import Reading
 from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
 from unmask.errors import UserError
@@ -18,9 +18,10 @@ from unmask.errors import UserError
 BATCH = 1024
 CHARACTERS = 1 << 20
 LARGEST = 1 << 32
+UNCLOSED = "the tokeniser has no end-of-text token to close documents with; use `unmask prepare --no-eos` (eos=False)"
 ACROSS = (
     "the tokeniser joins the end of a prompt and the beginning of an answer in one token: mark the assistant's part "
-    "with {% generation %} in a chat template of your own (--chat-template FILE)"
+    "with {% generation %} in a chat template of your own (`unmask prepare --chat-template FILE`)"
 )
 
 
@@ -36,6 +37,8 @@ class Encoder:
         self._placing: Any = None
         self.mask_text: str | None = None
         self.end: int | None = None
+        #: Whether documents of text lack the end token that they are to be closed with.
+        self.unclosed = False
         self.mask: int | None = None
         self.vocabulary: int | None = None
         self.dtype: Literal["uint16", "uint32"] = "uint32"
@@ -51,12 +54,8 @@ class Encoder:
         self.mask_text = tokenizer.mask_token if self.mask is not None else None
         self.vocabulary = 1 + max(tokenizer.get_vocab().values())
         self.dtype = "uint16" if self.vocabulary <= 1 << 16 else "uint32"
-        if eos:
-            self.end = tokenizer.eos_token_id
-            if self.end is None:
-                raise UserError(
-                    "the tokeniser has no end-of-text token to close documents with; use --no-eos (eos=False)"
-                )
+        self.end = tokenizer.eos_token_id if eos else None
+        self.unclosed = eos and self.end is None
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text, without special tokens around them.
@@ -109,12 +108,15 @@ class Encoder:
 
 
 class Fragment(NamedTuple):
-    """What a batch holds of one document: so many tokens, whether it ends there, why it cannot be used if it cannot."""
+    """What a batch holds of one document: so many tokens, whether it ends there, why it cannot be used if it cannot.
+
+    kind: "text" is what an end token closes, unlike a "conversation", which ends as its template says, and "ids".
+    """
 
     tokens: int
     last: bool
     bad: Bad | None = None
-    conversation: bool = False
+    kind: Literal["text", "conversation", "ids"] = "ids"
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Coder:
         pieces: list[Piece | Bad] = []
         for item in batch:
             if isinstance(item, Record):
-                pieces += pieces_of(item, self._reading, self.chat)
+                pieces += pieces_of(item, self._reading, self.chat or NoTemplate())
             else:
                 pieces.append(item)
         read = max((item.read for item in batch if not isinstance(item, Bad)), default=0)
@@ -166,12 +168,15 @@ class Coder:
             elif bad is None and (what := self.encoder.fault(ids, given=not _is_text(piece))):
                 bad = Bad(piece.where, what)
             parts.append((ids, flags))
-            conversation = isinstance(piece.supervised, Spans)
-            if piece.last and end is not None and _is_text(piece) and not conversation:
+            kind: Literal["text", "conversation", "ids"] = "text" if _is_text(piece) else "ids"
+            kind = "conversation" if isinstance(piece.supervised, Spans) else kind
+            if bad is None and kind == "text" and self.encoder.unclosed:
+                bad = Bad(piece.where, UNCLOSED, setting=True)
+            if piece.last and end is not None and kind == "text":
                 parts.append((np.array([end]), True))
             if piece.last or number + 1 == len(pieces):
                 kept = [] if bad else parts
-                yield Fragment(sum(len(ids) for ids, _ in kept), piece.last, bad, conversation), kept
+                yield Fragment(sum(len(ids) for ids, _ in kept), piece.last, bad, kind), kept
                 parts, bad = [], None
 
     def _coded(self, pieces: list[Piece | Bad]) -> dict[int, tuple[Any, Any]]:
@@ -184,11 +189,16 @@ class Coder:
             for number, piece in whole.items()
             if number not in chats and number not in texts
         }
-        coded = self.encoder.encode([str(piece.content) for piece in texts.values()])
-        found |= {number: (ids, texts[number].supervised) for number, ids in zip(texts, coded, strict=True)}
-        if chats:
-            placed = self.encoder.encode_placed([str(piece.content) for piece in chats.values()])
+        try:
+            coded = self.encoder.encode([str(piece.content) for piece in texts.values()])
+            found |= {number: (ids, texts[number].supervised) for number, ids in zip(texts, coded, strict=True)}
+        except UserError as error:  # told when it is this document's turn: an earlier one may be bad
+            found |= {number: (Bad(piece.where, str(error), setting=True), True) for number, piece in texts.items()}
+        try:
+            placed = self.encoder.encode_placed([str(piece.content) for piece in chats.values()]) if chats else []
             found |= {number: _supervised(chats[number], *its) for number, its in zip(chats, placed, strict=True)}
+        except UserError as error:
+            found |= {number: (Bad(piece.where, str(error), setting=True), True) for number, piece in chats.items()}
         return found
 
 

@@ -24,7 +24,8 @@ class Packs:
 
     Documents longer than a pack are cut into chunks of its size, each a Document of its own; or they are left out and
     counted (long_documents="drop"), or refused. len(): packs in a pass; `chunks`: Documents in a pass; `tokens`: of
-    the documents that are kept; `dropped`: documents that are not; `fill`: tokens over room for tokens.
+    the documents that are kept; `longest`: of the Documents, in tokens; `dropped`: documents that are not kept; `fill`:
+    tokens over room for tokens.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Packs:
         length = np.minimum(dataset.lengths[self._document] - self._start, pack_tokens)
         pack = best_fit(length, pack_tokens)
         self.tokens = int(length.sum())
+        self.longest = int(length.max(initial=0))
         self._order = np.argsort(pack, kind="stable")
         self._bounds = np.r_[0, np.cumsum(np.bincount(pack))] if len(pack) else np.zeros(1, np.int64)
 

@@ -25,7 +25,7 @@ from unmask.data.sources import find_files, is_dataset, read_files, read_records
 from unmask.data.storage import Storage, Tally, store
 from unmask.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from unmask.data.workers import ordered
-from unmask.errors import UserError, as_path
+from unmask.errors import UserError, as_path, disk_refusal
 
 Report = Callable[[int, int, int], None]
 
@@ -185,6 +185,8 @@ def _refuse_result(storage: Storage, tally: Tally, reading: Reading, where: str)
         for name, given in (("supervise", reading.supervise != "all"), ("chat_template", reading.chat_template)):
             if given:
                 raise UserError(f"{where}: {name}={getattr(reading, name)} has no effect: no record has messages")
+    if not reading.eos and not tally.texts:
+        raise UserError(f"{where}: eos=False has no effect: no document is made from text, which alone it closes")
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -193,7 +195,9 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # what the library's Rust half raises on a full disk
-        raise OSError(None, str(error), str(folder)) from error
+        if refusal := disk_refusal(error):
+            raise OSError(None, refusal, str(folder)) from error
+        raise
 
 
 def _refuse_output(target: Path, force: bool) -> None:

@@ -15,18 +15,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unmask.data.reading import Reading
-from unmask.errors import UserError
 
 #: Characters (or ids) in a piece: what bounds memory, however long a document is.
 PIECE = 1 << 17
 
 
 class Bad(Exception):
-    """One record that cannot be used: where it is and what is wrong with it."""
+    """One record that cannot be used: where it is and what is wrong with it.
 
-    def __init__(self, where: str, what: str):
-        super().__init__(where, what)
-        self.where, self.what = where, what
+    setting: nothing is wrong with the record, but it needs a setting that was not given; such a one is never skipped.
+    """
+
+    def __init__(self, where: str, what: str, setting: bool = False):
+        super().__init__(where, what, setting)
+        self.where, self.what, self.setting = where, what, setting
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -79,7 +81,7 @@ class Record:
 Item = Piece | Record | Bad
 
 
-def pieces_of(record: Record, reading: Reading, template: Template | None) -> list[Piece | Bad]:
+def pieces_of(record: Record, reading: Reading, template: Template) -> list[Piece | Bad]:
     """The pieces of one document, or what is wrong with the record."""
     try:
         data = _parsed(record) if isinstance(record.data, bytes) else record.data
@@ -101,9 +103,7 @@ def _parsed(record: Record) -> Any:
         raise Bad(record.where, what) from None
 
 
-def _taken_apart(
-    data: Mapping[str, Any], record: Record, reading: Reading, template: Template | None
-) -> list[Piece | Bad]:
+def _taken_apart(data: Mapping[str, Any], record: Record, reading: Reading, template: Template) -> list[Piece | Bad]:
     where, read = record.where, record.read
 
     def given(*fields: str) -> bool:
@@ -117,11 +117,6 @@ def _taken_apart(
         token, supervised = _ids(data[names[0]], data.get(names[1]), names, where)
         return [Piece(token, supervised, where, True, read)]
     if given("messages"):
-        if template is None:
-            raise UserError(
-                f"{where}: messages need a chat template, and the tokeniser has none: give one with "
-                "--chat-template FILE (chat_template=...)"
-            )
         rendered, spans = template.render(data[reading.name("messages")], data.get(reading.name("tools")), where)
         return [Piece(_characters(rendered, reading.name("messages"), where), spans, where, True, read)]
     if given("prompt", "response"):

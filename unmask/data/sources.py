@@ -129,12 +129,13 @@ SETTINGS = {
     "dtype": ("bin", "raw .bin files"),
     "end_id": ("bin npy megatron", "arrays of token ids"),
     "fields": ("jsonl parquet datasets records", "JSONL, Parquet and `datasets`"),
+    "eos": ("text jsonl parquet datasets records", "documents made from text"),
 }
 
 
 def _refuse_settings(formats: set[str], reading: Reading) -> None:
     for name, (known, what) in SETTINGS.items():
-        if getattr(reading, name) not in (None, {}) and not formats & set(known.split()):
+        if getattr(reading, name) != Reading.model_fields[name].default and not formats & set(known.split()):
             raise UserError(f"{name}={getattr(reading, name)} has no effect: it is for {what}, and there is none")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from unmask.data.encoding import Coded
 from unmask.data.records import Bad
+from unmask.errors import UserError
 
 #: How many bad records are named.
 EXAMPLES = 5
@@ -20,7 +21,9 @@ CHUNK = 1 << 20
 @dataclass
 class Tally:
     documents: int = 0
+    #: Of the documents, those made from `messages`, and those that an end token can close.
     conversations: int = 0
+    texts: int = 0
     skipped: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -78,14 +81,16 @@ def store(
 ) -> Tally:
     """Everything into storage. `refuse` is shown every bad record, and raises or lets it be skipped.
 
-    progress(bytes read, documents) is called after each batch.
+    Raises UserError for a record that lacks a setting. progress(bytes read, documents) is called after each batch.
     """
     tally = Tally()
     dropping = False
     for batch in coded:
         at = 0
-        for tokens, last, bad, conversation in batch.fragments:
+        for tokens, last, bad, kind in batch.fragments:
             if bad is not None and not dropping:
+                if bad.setting:
+                    raise UserError(str(bad))
                 refuse(bad)
                 storage.drop()
                 tally.skipped += 1
@@ -98,7 +103,8 @@ def store(
                 if last:
                     storage.end()
                     tally.documents += 1
-                    tally.conversations += conversation
+                    tally.conversations += kind == "conversation"
+                    tally.texts += kind == "text"
             at += tokens
             dropping = dropping and not last
         if progress is not None:

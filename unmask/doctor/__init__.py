@@ -27,9 +27,9 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def _missing(found: dict[str, Any]) -> list[str]:
-    extras = [f"pip install 'unmask[{name}]' {each['for']}" for name, each in found["extras"].items()
+    extras = [f"pip install 'unmask[{name}]' for {each['for']}" for name, each in found["extras"].items()
               if each["version"] is None]  # fmt: skip
-    return extras + [f"install {each['package']} {each['for']}" for each in found["tools"].values()
+    return extras + [f"install {each['package']} for {each['for']}" for each in found["tools"].values()
                      if each["path"] is None]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def _lines(values: dict[str, Any]) -> list[str]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict) and "for" in value:  # a package or a program
-        return f"{value.get('version') or value.get('path') or 'missing'}, {value['for']}"
+        return f"{value.get('version') or value.get('path') or 'missing'}, for {value['for']}"
     if isinstance(value, dict):
         return ", ".join(f"{key.replace('_', ' ')} {_shown(each)}" for key, each in value.items())
     if isinstance(value, bool):

@@ -8,17 +8,17 @@ from typing import Any
 
 #: Extra of unmask -> (distributions of which one must be there, what it is for).
 EXTRAS = {
-    "gguf": (("gguf",), "to read models from .gguf files"),
-    "ray": (("ray",), "to train under Ray Train (launch/ray_train.py)"),
-    "tensorboard": (("tensorboard",), "to log to TensorBoard"),
-    "trackio": (("trackio",), "to log to Trackio"),
-    "wandb": (("wandb",), "to log to Weights & Biases"),
-    "mlflow": (("mlflow-skinny", "mlflow"), "to log to MLflow"),
+    "gguf": (("gguf",), "reading models from .gguf files"),
+    "ray": (("ray",), "training under Ray Train (launch/ray_train.py)"),
+    "tensorboard": (("tensorboard",), "logging to TensorBoard"),
+    "trackio": (("trackio",), "logging to Trackio"),
+    "wandb": (("wandb",), "logging to Weights & Biases"),
+    "mlflow": (("mlflow-skinny", "mlflow"), "logging to MLflow"),
 }
 #: Program -> (Debian package, what it is for).
 TOOLS = {
-    "ip": ("iproute2", "to measure block parallelism over shaped links (benchmarks/block_parallel.py, as root)"),
-    "c++": ("g++", "to compile layers on a CPU (model.compile)"),
+    "ip": ("iproute2", "measuring block parallelism over shaped links (benchmarks/block_parallel.py, as root)"),
+    "c++": ("g++", "compiling layers on a CPU (model.compile)"),
 }
 
 

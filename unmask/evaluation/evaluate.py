@@ -18,6 +18,7 @@ from unmask.data.sources import exists
 from unmask.errors import UserError
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.models import RowModel
+from unmask.models.check import check_positions
 from unmask.models.checkpoints import OpenModel, open_model
 from unmask.parallel.mesh import Mesh, started, world_size
 from unmask.rows import Document
@@ -134,6 +135,8 @@ def _packs(source: Any, opened: OpenModel, packs: int, pack_tokens: int, seed: i
     if isinstance(source, str | Path) and not exists(source):
         raise UserError(f"{source}: no such dataset, file or folder")
     available = Packs(dataset_from(source, opened.tokenizer), pack_tokens)
+    where = str(source) if isinstance(source, str | Path) else "evaluate"
+    check_positions(opened.model, available.longest, where, "--pack-tokens (pack_tokens=...)")
     return Sampler(available, min(packs or len(available), len(available)), seed).batch(0)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unmask.errors import UserError, as_path
+from unmask.errors import UserError, as_path, disk_refusal
 from unmask.models.checkpoints import open_model
 from unmask.registry import Registry
 
@@ -34,8 +34,10 @@ def export(
     try:
         with _filled(folder) as staged:
             write(opened, staged)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    except Exception as error:
+        if refusal := disk_refusal(error):
+            raise UserError(f"{folder}: cannot be written: {refusal}; make room, or name another folder") from error
+        raise
     return folder
 
 

@@ -74,6 +74,19 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
     return windows
 
 
+def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) -> None:
+    """UserError when a document of `longest` tokens has more than the positions that the model was made for.
+
+    Positions count from 0 in every document, so it is not the length of a pack that matters. key: what cuts documents.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"{where}: a document (or the part of one that a pack holds) has {longest:,} tokens, and the model "
+            f"{limit:,} positions (max_position_embeddings): set {key} to {limit} or less"
+        )
+
+
 def check_attention(model: PreTrainedModel) -> None:
     """UserError, naming the layer or the setting, when `attend` would not compute this model's attention."""
     types = getattr(model.config, "layer_types", None) or []

@@ -83,18 +83,21 @@ def describe(folder: Path) -> dict[str, dict[str, Any]]:
     return {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files}
 
 
-def verify(folder: Path) -> None:
-    """Raise UserError, naming the file, unless `folder` holds exactly what was written to it."""
+def verify(folder: Path, *, training: bool = False) -> None:
+    """Raise UserError, naming the file, unless `folder` holds exactly what was written to it.
+
+    training: an earlier checkpoint is chosen by its key in the config, not by its folder.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:
         raise UserError(
-            f"{folder / MANIFEST}: missing, so the checkpoint cannot be trusted; {_others(folder)}"
+            f"{folder / MANIFEST}: missing, so the checkpoint cannot be trusted; {_others(folder, training)}"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder)}") from None
+        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder, training)}") from None
     if not isinstance(manifest, dict) or not all(_is_entry(known) for known in manifest.values()):
-        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder)}")
+        raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder, training)}")
     for name, known in manifest.items():
         path = folder / name
         if not path.is_file():
@@ -105,19 +108,21 @@ def verify(folder: Path) -> None:
             damage = "was altered after it was written (its SHA-256 differs)"
         else:
             continue
-        raise UserError(f"{path}: {damage}; {_others(folder)}")
+        raise UserError(f"{path}: {damage}; {_others(folder, training)}")
 
 
 def _is_entry(known: Any) -> bool:
     return isinstance(known, dict) and isinstance(known.get("bytes"), int) and isinstance(known.get("sha256"), str)
 
 
-def _others(folder: Path) -> str:
+def _others(folder: Path, training: bool) -> str:
     match = _NAME.fullmatch(folder.name)
     earlier = [step for step in saved_steps(folder.parent) if match and step < int(match[1])]
     if not earlier:
         return "there is no earlier checkpoint in this run"
-    return f"an earlier one is used when you ask for it: checkpoint.step={earlier[-1]}, or its folder"
+    if training:
+        return f"go on from an earlier one with checkpoint.step={earlier[-1]}"
+    return f"name the folder of another step, such as {step_folder(folder.parent, earlier[-1])}"
 
 
 def state_of(folder: Path) -> dict[str, Any]:

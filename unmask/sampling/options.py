@@ -50,7 +50,8 @@ class Options(Section):
     cache: bool = True
 
     def refuse_unused(self, method: str) -> None:
-        """UserError for an option that plays no part in this sampling; of a sampler of one's own nothing is known."""
+        """UserError for an option that was given and plays no part in this sampling, whatever its value (an empty one
+        counts as not given); of a sampler of one's own nothing is known."""
         needs = {}
         known = method in ("block", "full") and self.strategy in STRATEGIES
         if method == "causal":
@@ -62,11 +63,11 @@ class Options(Section):
             needs["cache"] = "clean blocks that can be kept, which method=full has not"
         if self.temperature == 0:
             needs["top_p"] = "a temperature above 0"
-            if method == "causal" or (known and self.strategy != "random"):
+            if self.num_samples > 1 and (method == "causal" or (known and self.strategy != "random")):
                 needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
         for option, need in needs.items():
             value = getattr(self, option)
-            if value != type(self).model_fields[option].default:
+            if option in self.model_fields_set and value is not None:
                 raise UserError(f"sample: {option}={value!r} has no effect here: it needs {need}")
 
     @classmethod

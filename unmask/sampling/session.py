@@ -135,7 +135,7 @@ class Session:
     def _refuse_beside_holes(self, suffix: Given | None) -> None:
         if suffix is not None:
             raise UserError("sample: a text with holes says itself what comes after them; leave the suffix out")
-        if self.options.length != Options.model_fields["length"].default:
+        if "length" in self.options.model_fields_set:
             raise UserError(
                 f"sample: length={self.options.length} has no effect here: it needs a prompt, a text with holes gives "
                 f"their sizes"

@@ -151,7 +151,7 @@ def table(facts: Facts) -> str:
 def _shown(by: str, at: float | None) -> list[tuple[str, Any]]:
     """(row's name, text of a run) in the order of the table."""
 
-    def number(key: str, form: str, scale: float = 1.0, of: str = "") -> Any:
+    def number(key: str, form: str, scale: float = 1, of: str = "") -> Any:
         def text(run: Facts) -> str:
             if run[key] is None:
                 return "-"
@@ -165,7 +165,7 @@ def _shown(by: str, at: float | None) -> list[tuple[str, Any]]:
     point = f"at {by} {at:,}" if at is not None else ""
     return [
         ("step", steps),
-        ("tokens", number("tokens", ",")),
+        ("tokens", number("tokens", ",.0f")),
         (f"loss {point}, mean of {RECENT}", number("loss_at", ".4f")),
         (f"validation {point}", number("validation_at", ".4f")),
         ("loss", number("loss", ".4f")),

@@ -2,8 +2,8 @@
 
 When a run starts or goes on, the log is the truth: an adapter says up to where its own copy reaches, is given what it
 lacks, and skips what it has (an exact resume repeats it to the bit). So no step is there twice, none is missing after a
-crash, and a tracker that is named later gets the whole history. A run that starts over, or goes back on purpose
-(`checkpoint.step`), becomes a new run of the tracker.
+crash, and a tracker that is named later gets the whole history. A run that starts over, or goes back
+(`checkpoint.step`, a loss spike), becomes a new run of the tracker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,13 +48,25 @@ class Following(ABC):
         self._reached: dict[str, int] = {}
 
     def start(self, run: Start) -> None:
-        self._reached = self.open(run)
-        for record in read(run.path / "log.jsonl"):
-            self.log(record)
+        self._run_at = run
+        self._follow(run, run.step == 0 or run.config.get("checkpoint", {}).get("step") is not None)
 
     def log(self, record: Record) -> None:
+        if record["kind"] == "rollback":
+            self.close()
+            self._follow(replace(self._run_at, step=record["step"]), True)
+        else:
+            self._take(record)
+
+    def _follow(self, run: Start, anew: bool) -> None:
+        """Open the tracker's run, another one if `anew`, and bring it up to the log."""
+        self._reached = self.open(run, anew)
+        for record in read(run.path / "log.jsonl"):
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
         kind, step = record["kind"], record["step"]
-        if step > self._reached.get(kind, -1):
+        if kind in PREFIX and step > self._reached.get(kind, -1):
             self._reached[kind] = step
             self.write(step, numbers(record), record.get("time"))
 
@@ -62,8 +75,11 @@ class Following(ABC):
         return
 
     @abstractmethod
-    def open(self, run: Start) -> dict[str, int]:
-        """Make the tracker's run, or take it up again; returns the last step it has of each kind of record."""
+    def open(self, run: Start, anew: bool) -> dict[str, int]:
+        """Make the tracker's run, or take it up again; returns the last step it has of each kind of record.
+
+        anew: the numbers of later steps that the tracker may have are of a history that was left.
+        """
 
     @abstractmethod
     def write(self, step: int, numbers: dict[str, float], time: float | None) -> None:
@@ -74,12 +90,11 @@ class Following(ABC):
         """Write what is left, and end the tracker's run."""
 
 
-def identity(run: Start, tracker: str) -> tuple[str, bool]:
-    """(id of the run in `tracker`, whether it was there before), kept in the run's folder."""
+def identity(run: Start, tracker: str, anew: bool) -> tuple[str, bool]:
+    """(id of the run in `tracker`, whether it was there before), kept in the run's folder; `anew` gives another."""
     file = run.path / IDENTITIES
     known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    over = run.step == 0 or run.config.get("checkpoint", {}).get("step") is not None
-    if tracker in known and not over:
+    if tracker in known and not anew:
         return known[tracker], True
     known[tracker] = secrets.token_hex(8)
     keep(file, known)

@@ -36,7 +36,7 @@ class MLflow(Following):
     Options = Options
     package = "mlflow"
 
-    def open(self, run: Start) -> dict[str, int]:
+    def open(self, run: Start, anew: bool) -> dict[str, int]:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells how it makes its tables
@@ -44,7 +44,7 @@ class MLflow(Following):
         self._client: Any = MlflowClient(uri)
         self._pending: list[Any] = []
         self._written = clock.monotonic()
-        self._id, known = identity(run, "mlflow")
+        self._id, known = identity(run, "mlflow", anew)
         if known:
             self._client.update_run(self._id, status="RUNNING")
             return self._reach()

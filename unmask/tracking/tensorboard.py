@@ -25,7 +25,7 @@ class TensorBoard(Following):
     Options = Options
     package = "tensorboard"
 
-    def open(self, run: Start) -> dict[str, int]:
+    def open(self, run: Start, anew: bool) -> dict[str, int]:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(self.options.folder) if self.options.folder else run.path / "tensorboard"

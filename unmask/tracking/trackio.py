@@ -30,10 +30,10 @@ class Trackio(Following):
     Options = Options
     package = "trackio"
 
-    def open(self, run: Start) -> dict[str, int]:
+    def open(self, run: Start, anew: bool) -> dict[str, int]:
         import trackio
 
-        key, known = identity(run, "trackio")
+        key, known = identity(run, "trackio", anew)
         options = self.options
         name = f"{options.name or run.path.resolve().name}-{key[:6]}"
         with redirect_stdout(StringIO()):

@@ -35,10 +35,10 @@ class WeightsAndBiases(Following):
     Options = Options
     package = "wandb"
 
-    def open(self, run: Start) -> dict[str, int]:
+    def open(self, run: Start, anew: bool) -> dict[str, int]:
         import wandb
 
-        name, known = identity(run, "wandb")
+        name, known = identity(run, "wandb", anew)
         options = self.options
         self._run: Any = wandb.init(
             id=name,

@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from unmask.config import CheckpointConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, disk_refusal
 from unmask.models import checkpoints as layout
 from unmask.training.ema import Ema
 from unmask.training.optimizers import SETTINGS
@@ -217,8 +217,10 @@ def _disk(final: Path, temporary: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, RuntimeError, CheckpointException) as error:
+    except (Exception, CheckpointException) as error:  # the latter is a BaseException
         shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, RuntimeError | CheckpointException) and disk_refusal(error) is None:
+            raise
         steps = layout.saved_steps(final.parent)
         intact = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint"
         raise UserError(
@@ -233,8 +235,8 @@ def _cause(error: BaseException) -> str:
     if failures:
         wrapped = next(iter(failures.values()))
         error = wrapped[0] if isinstance(wrapped, tuple) else wrapped
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if refusal := disk_refusal(error):
+        return refusal
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

@@ -38,6 +38,6 @@ class FiniteGuard:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
         raise UserError(
             f"step {step}: {what}, {self.streak} steps in a row (samples {shown}): stopped without saving; "
-            f"lower optimizer.learning_rate or training.clip, or look at these samples, and run again to go on "
-            f"from the last checkpoint"
+            f"lower optimizer.learning_rate or training.clip, or look at these samples, and run again: it "
+            f"goes on from the last checkpoint, if there is one"
         )

@@ -22,7 +22,7 @@ def continued(run: Run) -> Path | None:
             f"checkpoint.path={run.path}: holds a run already ({folder.name}); "
             f"set checkpoint.resume=true to continue it, or choose another folder"
         )
-    layout.verify(folder)
+    layout.verify(folder, training=True)
     for _, difference in differences(layout.state_of(folder)["exact"], run.fingerprint()):
         raise UserError(
             f"{folder} cannot be continued exactly: {difference}; "

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask import tracking
+from unmask.attention.plan import choose_backend
 from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
-from unmask.models import RowModel, load
+from unmask.models import LoadedModel, RowModel, load
+from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
@@ -67,7 +69,13 @@ class Run:
 
     def notes(self) -> list[str]:
         """What whoever starts the run should know about its data."""
-        return [
+        evaluation = self.config.evaluation
+        unused = [] if self.validation else [
+            f"evaluation.{key}={getattr(evaluation, key)} has no effect: data.validation is empty"
+            for key, field in type(evaluation).model_fields.items()
+            if getattr(evaluation, key) != field.default
+        ]  # fmt: skip
+        return unused + [
             f"{source.name}: {source.packs.dropped:,} of {len(source.packs.dataset):,} documents are longer than "
             f"data.pack_tokens={self.config.data.pack_tokens} and left out"
             for source in self.packs.sources
@@ -108,6 +116,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
     device = device_of(config)
+    choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.training.seed)
@@ -131,13 +140,14 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     )
     for source in packs.sources:
         _check_vocabulary(loaded.model, loaded.tokenizer, source)
+        check_positions(loaded.model, source.packs.longest, source.name, "data.pack_tokens")
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
     refusals.check_steps(config, steps)
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
-    held_out = _validation(config, validation, loaded.tokenizer, objective)
+    held_out = _validation(config, validation, loaded, objective)
     row_model = RowModel(loaded.model, skip_last_layer=config.model.skip_last_layer, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(
@@ -246,16 +256,19 @@ def _name(source: Any) -> Any:
     return source if isinstance(source, str | Path) else type(source).__name__
 
 
-def _validation(config: Config, given: Any, tokenizer: Any, objective: Objective) -> dict[str, list[list[Document]]]:
+def _validation(
+    config: Config, given: Any, loaded: LoadedModel, objective: Objective
+) -> dict[str, list[list[Document]]]:
     """The first evaluation.packs packs of every validation set, the same at every evaluation."""
     found = {}
     for name, source in named(given).items():
         refusals.check_bound(objective)
         key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
-        dataset, data = _dataset(source, tokenizer, key), config.data
+        dataset, data = _dataset(source, loaded.tokenizer, key), config.data
         packs = Packs(dataset, data.pack_tokens, data.long_documents, key)
         count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
         found[name] = Sampler(packs, count, config.training.seed).batch(0)
+        check_positions(loaded.model, packs.longest, f"{key}={_name(source)}", "data.pack_tokens")
         refusals.check_targets(objective, found[name], f"{key}={_name(source)}")
     return found
 
