@@ -6,6 +6,7 @@ turns, one step each, so that the machine's drift meets both sides alike.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import resource
@@ -41,6 +42,22 @@ def report(figures: list[Figure], as_json: bool) -> int:
             verdict = "ok" if figure.holds else "MISSED"
             print(f"{figure.figure:<{width}}  {figure.value:8.3f}  {figure.sense} {figure.goal:<6g} {verdict}")
     return 0 if all(figure.holds for figure in figures) else 1
+
+
+def run_cases(text: str | None, cases: dict[str, Callable[[int], list[Figure]]], rounds: int, counted: str) -> int:
+    """The command line of a benchmark of several cases; text: its help; rounds: of what is `counted`."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"counted {counted}")
+    parser.add_argument("--only", nargs="*", choices=list(cases), help="run these cases")
+    arguments = parser.parse_args()
+    figures = []
+    start = time.perf_counter()
+    for name in arguments.only or cases:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        figures += cases[name](arguments.rounds)
+        print(f"{name} done after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    return report(figures, arguments.json)
 
 
 class Worker:

@@ -10,7 +10,6 @@ take turns.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -24,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import Figure, report
+from common import Figure, run_cases
 
 PROCESSES, REPEATS, BATCH = 2, 3, 1024
 PACK = 4096
@@ -209,18 +208,5 @@ CASES: dict[str, Callable[[int], list[Figure]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=3, help="counted rounds of each measurement")
-    parser.add_argument("--only", nargs="*", choices=list(CASES), help="run these cases")
-    arguments = parser.parse_args()
-    figures = []
-    for name in arguments.only or CASES:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        figures += CASES[name](arguments.rounds)
-    return report(figures, arguments.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, CASES, 3, "rounds of each measurement"))

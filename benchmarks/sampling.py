@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, report
+from single import MASK, SHAPE
 
 from unmask.config import ModelConfig
 from unmask.models import load
@@ -28,18 +29,6 @@ from unmask.objectives import Decoding
 from unmask.sampling import sample
 
 BLOCK, PROMPT = 32, 32
-SHAPE: dict[str, Any] = {
-    "model_type": "qwen3",
-    "vocab_size": 8192,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
 
 
 def timed(side: Callable[[], Any]) -> tuple[float, Any]:
@@ -55,7 +44,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=1024, help="tokens of a text, the prompt's among them")
     parser.add_argument("--texts", type=int, default=8, help="texts sampled together")
     arguments = parser.parse_args()
-    model = load(ModelConfig(config=SHAPE, mask_token_id=8191)).model
+    model = load(ModelConfig(config=SHAPE, mask_token_id=MASK)).model
     prompts = torch.randint(0, 8000, (arguments.texts, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
     options: dict[str, Any] = {"decoding": Decoding("block", BLOCK, False), "strategy": "low_confidence", "steps": 8}
 

@@ -10,16 +10,14 @@ the median over rounds, memory is each process's peak.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import Figure, Worker, interleave, ratio, report
+from common import Figure, Worker, interleave, ratio, run_cases
 
 SHAPE = {
     "model_type": "qwen3",
@@ -233,20 +231,5 @@ CASES: dict[str, Callable[[int], list[Figure]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="counted steps of each side")
-    parser.add_argument("--only", nargs="*", choices=list(CASES), help="run these cases")
-    arguments = parser.parse_args()
-    figures = []
-    start = time.perf_counter()
-    for name in arguments.only or CASES:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        figures += CASES[name](arguments.rounds)
-        print(f"{name} done after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    return report(figures, arguments.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, CASES, 5, "steps of each side"))

@@ -6,6 +6,7 @@ import torch
 
 from tests.training.tiny import log, stop_at, train
 from unmask.objectives import build
+from unmask.objectives.levels import bin_of
 from unmask.rows import Document
 from unmask.training.levels import LevelLosses, masked_share
 
@@ -42,8 +43,7 @@ def test_a_level_is_the_share_of_supervised_tokens_that_are_masked(name, options
 
 
 def test_bins_are_closed_above():
-    losses = LevelLosses(5)
-    assert losses._bins(np.array([0.1, 0.2, 0.2001, 0.6, 1.0, np.nan])).tolist() == [0, 0, 1, 2, 4, 5]
+    assert bin_of(np.array([0.1, 0.2, 0.2001, 0.6, 1.0, np.nan]), 5).tolist() == [0, 0, 1, 2, 4, 5]
 
 
 def test_means_by_hand():

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from unmask.hardware import matrix_rate, processor
+
 #: Bytes written to measure the disk, and below how many free ones a run is likely to fail.
 WRITTEN, ROOM = 64 * 2**20, 2**30
 
@@ -25,13 +27,13 @@ def cpu() -> dict[str, Any]:
 
     features = {"amx": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
     return {
-        "name": _processor(),
+        "name": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
         **{name: bool(getattr(torch.cpu, probe, bool)()) for name, probe in features.items()},
         "memory_gb": _memory() / 2**30,
-        "gflops": {name: rate("cpu", name) / 1e9 for name in ("float32", "bfloat16")},
+        "gflops": rates("cpu"),
     }
 
 
@@ -49,7 +51,7 @@ def devices() -> dict[str, Any]:
             "bf16": torch.cuda.is_bf16_supported(),
             "flash_attention": torch.backends.cuda.is_flash_attention_available(),
             "flex_attention": "flex" in backends("cuda"),
-            "gflops": {name: rate(f"cuda:{number}", name) / 1e9 for name in ("float32", "bfloat16")},
+            "gflops": rates(f"cuda:{number}"),
         }
     found["attention"] = backends(found["used"])
     return found
@@ -80,19 +82,13 @@ def distributed() -> dict[str, Any]:
     return {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 
 
-def rate(device: str, dtype: str, seconds: float = 0.15) -> float:
-    """FLOP/s of a square matrix product, the best of those that fit into `seconds`, at least three."""
+def rates(device: str) -> dict[str, float]:
+    """GFLOP/s of matrix products by dtype."""
     import torch
 
     size = 1024 if device == "cpu" else 8192
-    matrix = torch.full((size, size), 0.5, dtype=getattr(torch, dtype), device=device)
-    taken: list[float] = []
-    while len(taken) < 3 or sum(taken) < seconds:
-        start = time.perf_counter()
-        product = torch.mm(matrix, matrix)
-        product[0, 0].item()  # on a GPU the only way to know that it is done
-        taken.append(time.perf_counter() - start)
-    return 2.0 * size**3 / min(taken)
+    dtypes = (torch.float32, torch.bfloat16)
+    return {str(dtype).removeprefix("torch."): matrix_rate(device, dtype, size, 0.15) / 1e9 for dtype in dtypes}
 
 
 def disk(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -121,13 +117,6 @@ def advice(found: dict[str, Any]) -> list[str]:
         return [f"there is a GPU's driver, but this torch is built for {found['built_for']} and sees no GPU: install "
                 f"the torch build of your driver's version"]  # fmt: skip
     return []
-
-
-def _processor() -> str:
-    """The processor's name as the system tells it."""
-    file = Path("/proc/cpuinfo")
-    names = [line for line in file.read_text().splitlines() if line.startswith("model name")] if file.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 
 def _memory() -> int:

@@ -25,6 +25,7 @@ import torch
 from unmask.errors import UserError
 from unmask.objectives import Objective
 from unmask.objectives.clip import scored_blocks
+from unmask.objectives.levels import bin_of
 from unmask.rows import Document
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Measured(NamedTuple):
         The levels of blocks are spread evenly, so that the mean over all of them, by tokens, is the bound (but for
         tokens that are predicted without noise).
         """
-        place = np.ceil(np.round(self.level * bins, 9)).astype(int) - 1
+        place = bin_of(self.level, bins)
         found = []
         for number in np.unique(place):
             inside = place == number

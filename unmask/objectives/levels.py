@@ -40,3 +40,9 @@ def stratified(units: Sequence[int], samples: Sequence[int], draws: int, seed: i
 def independent(units: int, sample: int, draws: int, seed: int) -> np.ndarray:
     """Levels of one document, each drawn for itself: [draws, units]."""
     return uniform(seed, sample, draws, units, LEVEL)
+
+
+def bin_of(level: np.ndarray, bins: int) -> np.ndarray:
+    """Which of `bins` bins of equal width over (0, 1] each level lies in, int64; `bins` for nan, which is no level."""
+    up = np.ceil(np.round(level * bins, 9)) - 1  # rounded: 0.6 * 5 must not lie above 3
+    return np.where(np.isnan(level), bins, np.clip(up, 0, bins - 1)).astype(np.int64)

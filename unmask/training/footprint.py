@@ -29,7 +29,7 @@ from unmask.training import activations, optimizers
 from unmask.training.setup import Run
 from unmask.training.speed import memory
 
-#: Of what lives for a while, the part that glibc's malloc was measured to keep besides: a quarter to the whole.
+#: Of what lives for a while, the part that glibc's malloc is taken to keep besides; it varies from run to run.
 KEPT = 0.5
 
 

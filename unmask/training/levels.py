@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.objectives.levels import bin_of
 from unmask.rows import Document, Rows
 from unmask.tracking import Record
 
@@ -47,12 +48,7 @@ class LevelLosses:
         self._bin, self._sum = [], 0.0
         for rows, its in zip(micro, documents, strict=True):
             if self.bins and mask_token is not None:
-                self._bin.append(self._bins(masked_share(rows, its, mask_token)[rows.labelled]))
-
-    def _bins(self, level: np.ndarray) -> np.ndarray:
-        """The bin of every level, int64; `bins` for none."""
-        up = np.ceil(np.round(level * self.bins, 9)) - 1  # rounded: 0.6 * 5 must not lie above 3
-        return np.where(np.isnan(level), self.bins, np.clip(up, 0, self.bins - 1)).astype(np.int64)
+                self._bin.append(bin_of(masked_share(rows, its, mask_token)[rows.labelled], self.bins))
 
     def see(self, number: int, held: np.ndarray | None, nll: Tensor | None) -> None:
         """The nll [rows] of labelled rows of micro-batch `number`; held: which of its labelled rows (None: all)."""

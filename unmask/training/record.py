@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.config import Config, apply_override
 from unmask.data.sources import exists
 from unmask.errors import UserError, as_path
+from unmask.hardware import processor
 
 if TYPE_CHECKING:
     from unmask.training.setup import Run
@@ -112,22 +113,13 @@ def machine(run: Run) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": run.device.type,
         "gpus": gpus,
         "cuda": torch.version.cuda,
     }
-
-
-@cache
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 @dataclass

@@ -7,12 +7,12 @@ peak is its data sheet's dense rate, a CPU's that of a measured matrix product.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import dataclass
 
 import torch
+
+from unmask.hardware import matrix_rate, peak_memory
 
 #: Dense TFLOP/s by device name: (bf16 and fp16, fp32 as torch runs it without TF32).
 GPUS = {
@@ -36,7 +36,7 @@ GPUS = {
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """FLOP/s this device can reach in `dtype`; None for a GPU that is not in the table."""
     if device.type == "cpu":
-        return _measured(dtype)
+        return matrix_rate(device, dtype, size=768, seconds=0.03)
     name = torch.cuda.get_device_name(device)
     half = dtype in (torch.bfloat16, torch.float16)
     for known in sorted(GPUS, key=len, reverse=True):
@@ -45,23 +45,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return None
 
 
-def _measured(dtype: torch.dtype, size: int = 768) -> float:
-    """The best of the products of two square matrices that fit into about 30 ms, at least three."""
-    matrix = torch.full((size, size), 0.5, dtype=dtype)
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < 0.03:
-        start = time.perf_counter()
-        torch.mm(matrix, matrix)
-        times.append(time.perf_counter() - start)
-    return 2.0 * size**3 / min(times)
-
-
 def memory(device: torch.device) -> int:
     """Peak bytes: allocated on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_memory()
 
 
 @dataclass
