@@ -1,8 +1,7 @@
 """The trainer: a batch, its rows, forward and backward, a clipped update, and what is written down about it.
 
-The loss of a step is sum(weight * nll) / sum(count) over all its packs: the counts are known from the rows before the
-first backward pass, so accumulation, and later any number of ranks, gives the gradient of the whole batch. Everything
-random is a function of (seed, step) or (seed, document): a resumed run repeats the uninterrupted one bit for bit.
+Everything random is a function of (seed, step) or (seed, document): a resumed run repeats the uninterrupted one bit for
+bit. The gradient of a batch, on any number of ranks, is in `unmask.training.gradients`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from unmask import tracking
 from unmask.config import Config, ParallelConfig
@@ -24,7 +22,7 @@ from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, launched, mesh, shard
-from unmask.rows import Document, Rows, flops, inert
+from unmask.rows import Document, Rows
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
 from unmask.training import activations, optimizers, schedules, setup
@@ -34,12 +32,13 @@ from unmask.training.checkpoint import Best, Checkpoints
 from unmask.training.determinism import deterministic
 from unmask.training.ema import Ema
 from unmask.training.evaluate import evaluate, numbers
+from unmask.training.gradients import Gradients
 from unmask.training.guards import FiniteGuard
 from unmask.training.levels import LevelLosses
 from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
-from unmask.training.noise_scale import NoiseScale, measurable, square
+from unmask.training.noise_scale import NoiseScale, measurable
 from unmask.training.profile import Profile
 from unmask.training.resume import continued
 from unmask.training.scaling import SharedScaler
@@ -219,6 +218,7 @@ class Trainer:
         # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
         single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
         data.measure(self.module, self.noise is not None and single)
+        self.gradients = Gradients(run, self.mesh, self.module, self.scaler, self.levels, self.noise)
         self.meter = Meter(run.device, run.dtype)
         self.loader = Loader(self._load)
         self.profile = Profile(self.config.log.profile, run.path, self.mesh.rank, run.device)
@@ -316,7 +316,7 @@ class Trainer:
         run.row_model.train()
         loss, metrics = self._forward_backward(objective, micro)
         self.scaler.unscale_(self.optimizer)
-        norm = self._clip()
+        norm = self.gradients.clip(training.clip)
         update = self.guard.allows(loss, norm, overflow_is_scale=self.scaler.is_enabled())
         if update:
             self._update(norm)
@@ -368,70 +368,7 @@ class Trainer:
             self.noise.update(norm, self.config.training.batch_size)
 
     def _forward_backward(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
-        """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
-        FLOPs of all processes. micro: of this process's replica."""
-        row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
-        work = sum(flops(rows, row_model.shape) for rows in micro)
-        labels = sum(len(rows.labelled) for rows in micro)
-        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
-        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
-        micro, passed = self._passes(micro, labels_in_all > 0)
-        sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
-        for number in passed:
-            batch = row_model.collate(micro[number])
-            with data.summing(self.module, number == passed[-1]):
-                with self.run.arithmetic():
-                    terms = self.module(batch, objective)
-                self.scaler.scale(terms.sum / (count or 1.0)).backward()
-            for name, value in {"loss": terms.sum, **terms.metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
-            if len(micro[number].labelled):
-                self.levels.see(number, batch.held, terms.nll)
-            if self.noise is not None and number == passed[0] != passed[-1]:
-                self.noise.see(square(self._gradients()))
-        # Read only now: on a GPU every reading waits for the work before it.
-        own = [float(value) for value in sums.values()]
-        means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
-        metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
-        return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
-
-    def _passes(self, micro: list[Rows], labels: bool) -> tuple[list[Rows], list[int]]:
-        """(micro-batches, the numbers of those that go through the model). labels: whether any process has some."""
-        if not labels:
-            return micro, []
-        if self.mesh.shards is None:
-            # A process that has nothing to learn from still takes its part in the sums.
-            return micro, [n for n, rows in enumerate(micro) if len(rows.labelled)] or [0][: len(micro)]
-        # Each pass gathers the parameters from all, so all make equally many.
-        training = self.config.training
-        count = -(-training.batch_size // (training.micro_batch * self._part[1]))
-        return micro + [inert(0.0)] * (count - len(micro)), list(range(count))
-
-    def _sum_up(self, own: list[float], parts: int, counts: bool) -> list[float]:
-        """The sums of `own` over all processes; those of the loss by level and of the noise scale go the same way.
-
-        parts: micro-batches with labels, of this process; counts: whether it speaks for its packs.
-        """
-        levels = self.levels.mine(counts)
-        noise = [] if self.noise is None else self.noise.mine(data.own_square(self.module), parts)
-        found = self.mesh.sum([*own, *levels, *noise])
-        end = len(own) + len(levels)
-        self.levels.take(found[len(own) : end])
-        if self.noise is not None:
-            self.noise.take(found[end:], self.scaler.get_scale())
-        return found[: len(own)]
-
-    def _gradients(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self.run.model.parameters() if parameter.grad is not None]
-
-    def _clip(self) -> float:
-        """The norm of the whole gradient, which is scaled down to `training.clip` where that is smaller."""
-        norm = torch.nn.utils.get_total_norm(self._gradients())
-        if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
-            norm = norm.full_tensor()
-        if self.config.training.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), self.config.training.clip, norm)
-        return float(norm)
+        return self.gradients.accumulate(objective, micro)
 
     def _skipped(self, norm: float) -> Record:
         why = "the gradient overflowed" if self.scaler.is_enabled() else f"the gradient norm is {norm}"

@@ -1,0 +1,91 @@
+"""The `parallel` section: how many processes share what, and which of these settings have an effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from unmask.config.section import Section
+from unmask.errors import UserError
+
+
+class ParallelConfig(Section):
+    """Sizes of the mesh axes; their product must be the number of processes."""
+
+    #: Copies of the model that share a batch.
+    data_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that a copy is divided over by FSDP2; each takes micro-batches of its own. Blocks' ranks divide it further.
+    shard_size: int = Field(default=1, ge=1)
+    #: What is divided (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3 where `shard_size` > 1.
+    zero: Literal[1, 2, 3] | None = None
+    #: Layers whose parameters are gathered ahead of the one that runs; 0: when torch does so by itself.
+    prefetch: int = Field(default=0, ge=0)
+    #: Divided parameters, gradients and optimiser state are kept in the CPU's memory, and updated there.
+    offload: bool = False
+    #: Ranks that share a pack: see `placement` and `exchange`.
+    block_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
+    model_parallel_size: int = Field(default=1, ge=1)
+    #: Parts the layers are divided into.
+    pipeline_stages: int = Field(default=1, ge=1)
+    #: Which rank of a pack owns which rows: csbp, context, block, serial; `auto`: least work, then fewest bytes.
+    placement: str = "auto"
+    #: How attention reaches others' keys: gather, ring, needed, query, ulysses, ulysses+ring; `auto`: fewest bytes.
+    exchange: str = "auto"
+    #: Neighbouring ranks that a fast network joins, for exchanges of two levels (ulysses+ring).
+    node_size: int | None = Field(default=None, ge=1)
+    #: Relative speeds of a pack's ranks, for placement: a list, `measured` at the start, or `equal`.
+    speeds: Literal["equal", "measured"] | list[Annotated[float, Field(gt=0)]] = "equal"
+    #: Seconds without a sign of another rank after which a run stops.
+    timeout: float = Field(default=600.0, gt=0)
+
+    @property
+    def level(self) -> int:
+        """The level of ZeRO over shard_size x block_parallel_size ranks; 0: every rank holds everything."""
+        if self.shard_size == 1 and (self.zero is None or self.block_parallel_size == 1):
+            return 0
+        return self.zero or 3
+
+    @property
+    def shards(self) -> int:
+        """Ranks that a copy of the model is divided over."""
+        return self.shard_size * self.block_parallel_size if self.level else 1
+
+    def refuse_unsupported(self) -> None:
+        """What this version cannot do is refused before a worker starts."""
+        if self.pipeline_stages != 1:
+            raise UserError(
+                f"parallel.pipeline_stages={self.pipeline_stages}: not in this version of unmask; set it to 1"
+            )
+        if not self.level:
+            for key in ("zero", "prefetch", "offload"):
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"parallel.{key}={value} has no effect: no ranks divide a copy of the model; give "
+                        f"parallel.shard_size=2 or more"
+                    )
+        blocks, node = self.block_parallel_size, self.node_size
+        if blocks == 1:
+            for key in ("placement", "exchange", "node_size", "speeds"):
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"parallel.{key}={value} has no effect with block_parallel_size=1: leave it out, or give a "
+                        f"pack several ranks"
+                    )
+        if "+" in self.exchange and (node is None or not 1 < node < blocks or blocks % node):
+            raise UserError(
+                f"parallel.exchange={self.exchange} needs parallel.node_size, a divisor of "
+                f"block_parallel_size={blocks} strictly between 1 and it"
+            )
+        if node is not None and "+" not in self.exchange:
+            raise UserError(
+                f"parallel.node_size={node} has no effect with exchange={self.exchange}: leave it out, or choose an "
+                f"exchange of two levels such as ulysses+ring"
+            )
+        if isinstance(self.speeds, list) and len(self.speeds) != blocks:
+            raise UserError(
+                f"parallel.speeds lists {len(self.speeds)} ranks, and block_parallel_size is {blocks}: give one each"
+            )

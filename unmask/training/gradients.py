@@ -1,0 +1,101 @@
+"""The gradient of a step: forward and backward over its micro-batches, summed over processes, and clipped.
+
+The loss of a step is sum(weight * nll) / sum(count) over all its packs: the counts are known from the rows before the
+first backward pass, so accumulation and any number of ranks give the gradient of the whole batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from unmask.parallel import data
+from unmask.rows import Rows, flops, inert
+from unmask.training.noise_scale import NoiseScale, square
+
+if TYPE_CHECKING:
+    from unmask.objectives import Objective
+    from unmask.parallel.mesh import Mesh
+    from unmask.training.levels import LevelLosses
+    from unmask.training.setup import Run
+
+
+@dataclass
+class Gradients:
+    """Fills the gradients of a run's model. module: what `apply.parallelise` made of the row model."""
+
+    run: Run
+    mesh: Mesh
+    module: Any
+    scaler: torch.amp.GradScaler
+    levels: LevelLosses
+    noise: NoiseScale | None = None
+
+    def accumulate(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
+        """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
+        FLOPs of all processes. micro: of this process's replica."""
+        row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
+        work = sum(flops(rows, row_model.shape) for rows in micro)
+        labels = sum(len(rows.labelled) for rows in micro)
+        own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
+        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
+        micro, passed = self._passes(micro, labels_in_all > 0)
+        sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
+        for number in passed:
+            batch = row_model.collate(micro[number])
+            with data.summing(self.module, number == passed[-1]):
+                with self.run.arithmetic():
+                    terms = self.module(batch, objective)
+                self.scaler.scale(terms.sum / (count or 1.0)).backward()
+            for name, value in {"loss": terms.sum, **terms.metrics}.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            if len(micro[number].labelled):
+                self.levels.see(number, batch.held, terms.nll)
+            if self.noise is not None and number == passed[0] != passed[-1]:
+                self.noise.see(square(self._parts()))
+        # Read only now: on a GPU every reading waits for the work before it.
+        own = [float(value) for value in sums.values()]
+        means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
+        metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
+        return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
+
+    def _passes(self, micro: list[Rows], labels: bool) -> tuple[list[Rows], list[int]]:
+        """(micro-batches, the numbers of those that go through the model). labels: whether any process has some."""
+        if not labels:
+            return micro, []
+        if self.mesh.shards is None:
+            # A process that has nothing to learn from still takes its part in the sums.
+            return micro, [n for n, rows in enumerate(micro) if len(rows.labelled)] or [0][: len(micro)]
+        # Each pass gathers the parameters from all, so all make equally many.
+        training = self.run.config.training
+        count = -(-training.batch_size // (training.micro_batch * self.mesh.part[1]))
+        return micro + [inert(0.0)] * (count - len(micro)), list(range(count))
+
+    def _sum_up(self, own: list[float], parts: int, counts: bool) -> list[float]:
+        """The sums of `own` over all processes; those of the loss by level and of the noise scale go the same way.
+
+        parts: micro-batches with labels, of this process; counts: whether it speaks for its packs.
+        """
+        levels = self.levels.mine(counts)
+        noise = [] if self.noise is None else self.noise.mine(data.own_square(self.module), parts)
+        found = self.mesh.sum([*own, *levels, *noise])
+        end = len(own) + len(levels)
+        self.levels.take(found[len(own) : end])
+        if self.noise is not None:
+            self.noise.take(found[end:], self.scaler.get_scale())
+        return found[: len(own)]
+
+    def _parts(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.run.model.parameters() if parameter.grad is not None]
+
+    def clip(self, limit: float | None) -> float:
+        """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
+        norm = torch.nn.utils.get_total_norm(self._parts())
+        if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
+            norm = norm.full_tensor()
+        if limit:
+            torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), limit, norm)
+        return float(norm)
