@@ -44,13 +44,17 @@ MODELS["uneven"] = {
     "tie_word_embeddings": False,
 }
 
+#: Enough layers for two stages of a rank, an odd number of them; "uneven4" is untied.
+MODELS["four"] = {"num_hidden_layers": 5}
+MODELS["uneven4"] = MODELS["uneven"] | {"num_hidden_layers": 4}
+
 STEPS = 20
 PACK = 32
 
 
 @dataclass(frozen=True)
 class Case:
-    """replicas x shards x blocks x tensor processes; zero None: 3 where shards > 1; data: packed, long or prompt;
+    """pipeline x replicas x shards x blocks x tensor processes; zero None: 3 where shards > 1; data: packed, long or prompt;
     options: further overrides, which a process alone is given too."""
 
     objective: str
@@ -69,10 +73,13 @@ class Case:
     zero: int | None = None
     tensor: int = 1
     prefetch: int = 0
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    stage_layers: tuple[int, ...] | None = None
 
     @property
     def ranks(self) -> int:
-        return self.blocks * self.shards * self.replicas * self.tensor
+        return self.blocks * self.shards * self.replicas * self.tensor * self.pipeline
 
     def alone(self) -> Case:
         """The same training on one process."""
@@ -86,6 +93,9 @@ class Case:
             zero=None,
             tensor=1,
             prefetch=0,
+            pipeline=1,
+            schedule="1f1b",
+            stage_layers=None,
             micro_batch=self.batch_size,
             checkpointing="none",
         )
@@ -101,6 +111,9 @@ class Case:
         node = {"node_size": 2} if "+" in self.exchange else {}
         sizes |= {"shard_size": self.shards, "prefetch": self.prefetch} | ({"zero": self.zero} if self.zero else {})
         sizes |= {"model_parallel_size": self.tensor} if self.tensor > 1 else {}
+        if self.pipeline > 1:
+            sizes |= {"pipeline_stages": self.pipeline, "schedule": self.schedule}
+            sizes |= {"stage_layers": list(self.stage_layers)} if self.stage_layers else {}
         if self.blocks == 1:
             return sizes
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}

@@ -17,7 +17,7 @@ class ParallelConfig(Section):
     data_parallel_size: int = Field(default=1, ge=1)
     #: Ranks that a copy is divided over by FSDP2; each takes micro-batches of its own. Blocks' ranks divide it further.
     shard_size: int = Field(default=1, ge=1)
-    #: What is divided (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3 where `shard_size` > 1.
+    #: What is divided (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3, in a pipeline 1.
     zero: Literal[1, 2, 3] | None = None
     #: Layers whose parameters are gathered ahead of the one that runs; 0: when torch does so by itself.
     prefetch: int = Field(default=0, ge=0)
@@ -27,8 +27,16 @@ class ParallelConfig(Section):
     block_parallel_size: int = Field(default=1, ge=1)
     #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
     model_parallel_size: int = Field(default=1, ge=1)
-    #: Parts the layers are divided into.
+    #: Ranks that the layers are dealt out to, first layers first (pipeline parallelism); outermost.
     pipeline_stages: int = Field(default=1, ge=1)
+    #: In which order a pipeline's ranks compute micro-batches: gpipe, 1f1b, interleaved, or zbv (zero bubble, ZB-V).
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zbv"] = "1f1b"
+    #: interleaved: stages of a rank; empty: 2.
+    virtual_stages: int | None = Field(default=None, ge=2)
+    #: Layers of every stage; empty: so that the slowest stage takes least, by times measured at the start.
+    stage_layers: list[Annotated[int, Field(gt=0)]] | None = None
+    #: Chooses training.micro_batch: the largest for which ranks idle at most this share of their work; empty: as given.
+    bubble: float | None = Field(default=None, gt=0)
     #: Which rank of a pack owns which rows: csbp, context, block, serial; `auto`: least work, then fewest bytes.
     placement: str = "auto"
     #: How attention reaches others' keys: gather, ring, needed, query, ulysses, ulysses+ring; `auto`: fewest bytes.
@@ -45,19 +53,21 @@ class ParallelConfig(Section):
         """The level of ZeRO over shard_size x block_parallel_size ranks; 0: every rank holds everything."""
         if self.shard_size == 1 and (self.zero is None or self.block_parallel_size == 1):
             return 0
-        return self.zero or 3
+        return self.zero or (3 if self.pipeline_stages == 1 else 1)
 
     @property
     def shards(self) -> int:
         """Ranks that a copy of the model is divided over."""
         return self.shard_size * self.block_parallel_size if self.level else 1
 
+    @property
+    def virtual(self) -> int:
+        """Stages that a rank of the pipeline holds."""
+        return {"interleaved": self.virtual_stages or 2, "zbv": 2}.get(self.schedule, 1)
+
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
-        if self.pipeline_stages != 1:
-            raise UserError(
-                f"parallel.pipeline_stages={self.pipeline_stages}: not in this version of unmask; set it to 1"
-            )
+        self._refuse_of_pipeline()
         if not self.level:
             for key in ("zero", "prefetch", "offload"):
                 value = getattr(self, key)
@@ -88,4 +98,36 @@ class ParallelConfig(Section):
         if isinstance(self.speeds, list) and len(self.speeds) != blocks:
             raise UserError(
                 f"parallel.speeds lists {len(self.speeds)} ranks, and block_parallel_size is {blocks}: give one each"
+            )
+
+    def _refuse_of_pipeline(self) -> None:
+        if self.pipeline_stages == 1:
+            for key in ("schedule", "virtual_stages", "stage_layers", "bubble"):
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    raise UserError(
+                        f"parallel.{key}={value} has no effect with pipeline_stages=1: leave it out, or give the "
+                        f"layers several ranks"
+                    )
+            return
+        if self.virtual_stages is not None and self.schedule != "interleaved":
+            raise UserError(
+                f"parallel.virtual_stages={self.virtual_stages} has no effect with schedule={self.schedule}: leave it "
+                f"out, or use interleaved"
+            )
+        if self.zero in (2, 3):
+            raise UserError(
+                f"parallel.zero={self.zero} does not go with pipeline_stages={self.pipeline_stages}: a pipeline's ranks "
+                f"sum gradients once a step, over all of its micro-batches; use zero=1"
+            )
+        if self.prefetch:
+            raise UserError(
+                f"parallel.prefetch={self.prefetch} has no effect with pipeline_stages={self.pipeline_stages}, where a "
+                f"rank's layers stay gathered for a step: set it to 0"
+            )
+        stages = self.pipeline_stages * self.virtual
+        if self.stage_layers is not None and len(self.stage_layers) != stages:
+            raise UserError(
+                f"parallel.stage_layers lists {len(self.stage_layers)} stages, and there are {stages} (pipeline_stages "
+                f"x stages of a rank): give one number each"
             )

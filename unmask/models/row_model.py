@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -70,6 +71,7 @@ class RowModel(nn.Module):
         self.model = model
         self.backend = backend
         self.windows = layer_windows(model)
+        self.vocabulary = model.get_input_embeddings().num_embeddings
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
         #: Where the vocabulary is divided over a group: see `Head.shard`.
@@ -85,7 +87,7 @@ class RowModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
+        return next(self.model.parameters()).device
 
     def head(self) -> Any:
         """The output projection as objectives take it."""
@@ -95,7 +97,7 @@ class RowModel(nn.Module):
         softcap = getattr(self.model.config, "final_logit_softcapping", None)
         return Head(projection.weight, projection.bias, softcap, self.vocabulary_shard)
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """Parameter counts and windows for rows.flops; of a MoE layer's experts, the share that a row uses."""
         config = self.model.config
@@ -123,7 +125,7 @@ class RowModel(nn.Module):
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""
-        device, vocabulary = self.device, self.model.get_input_embeddings().num_embeddings
+        device, vocabulary = self.device, self.vocabulary
         largest = int(rows.token.max(initial=0))
         if largest >= vocabulary:
             raise UserError(
@@ -161,17 +163,28 @@ class RowModel(nn.Module):
             held=held,
         )
 
-    def hidden(self, batch: RowBatch) -> Tensor:
+    def decoded(self, batch: RowBatch, embedded: Tensor | None = None) -> Tensor:
+        """Final hidden states, [1, N, width], or of the labelled rows only where the plan says so.
+
+        embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings.
+        """
+        start = {"input_ids": batch.token} if embedded is None else {"inputs_embeds": embedded}
+        output = self.model.base_model(**start, position_ids=batch.position, plan=batch.plan, use_cache=False)
+        return output.last_hidden_state
+
+    def hidden(self, batch: RowBatch, embedded: Tensor | None = None) -> Tensor:
         """Final hidden states of the labelled rows, [n, width]."""
-        output = self.model.base_model(
-            input_ids=batch.token, position_ids=batch.position, plan=batch.plan, use_cache=False
-        )
-        hidden = output.last_hidden_state[0]
+        hidden = self.decoded(batch, embedded)[0]
         return hidden if batch.plan.labelled is not None else hidden.index_select(0, batch.labelled)
 
-    def forward(self, batch: RowBatch, objective: Objective, per_row: bool = False) -> LossTerms | Tensor:
-        """LossTerms of the pack; with per_row, the nll of every labelled row instead ([n], no gradient)."""
-        hidden = self.hidden(batch)
+    def forward(
+        self, batch: RowBatch, objective: Objective, per_row: bool = False, embedded: Tensor | None = None
+    ) -> LossTerms | Tensor:
+        """LossTerms of the pack; with per_row, the nll of every labelled row instead ([n], no gradient).
+
+        embedded: see `decoded`.
+        """
+        hidden = self.hidden(batch, embedded)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
         with torch.no_grad():

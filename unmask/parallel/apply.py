@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,36 +18,52 @@ from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
-from unmask.parallel import tensor
+from unmask.parallel import pipeline, stages, tensor
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
+from unmask.parallel.pipeline import Pipeline
 from unmask.parallel.shard import sharded
+from unmask.parallel.stages import Layout
 from unmask.registry import nearest
 from unmask.rows.placement import placements
 
 
+class Pipe(NamedTuple):
+    """How layers are dealt out to the pipeline, and the context in which a stage computes."""
+
+    layout: Layout
+    arithmetic: Callable[[], AbstractContextManager[Any]]
+
+
 def parallelise(
-    row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype
-) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
+    row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype, pipe: Pipe | None = None
+) -> tuple[RowModel | DistributedDataParallel | Pipeline, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. Then either every
+    pipeline: a rank keeps its stages' layers. tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. Then either every
     rank keeps the whole model and gradients are summed over all processes of the mesh, or FSDP2 divides what each holds
     over shard x block and sums them as it divides (with a tensor axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None
+    axis = None
     if mesh.tensor is not None:
         axis = tensor.TensorAxis(mesh.tensor, mesh.traffic)
-        mesh.together(lambda: tensor.divide(row_model, axis))
-    block = None
+        mesh.together(partial(tensor.divide, row_model, axis))
+    block, root = None, None
     if mesh.axis is not None:
         layers = layers_of(row_model, config, arithmetic)
         block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
         row_model.axis = block
+    if pipe is not None:
+        half = mesh.shards is not None and arithmetic.itemsize < row_model.model.dtype.itemsize
+        wire = arithmetic if half else row_model.model.dtype
+        root = Pipeline(row_model, mesh, pipe.layout, pipe.arithmetic, wire, axis)
     if mesh.shards is not None:
-        return sharded(row_model, mesh, config, arithmetic), block
+        return sharded(row_model, mesh, config, arithmetic, root), block
+    if root is not None:
+        return root, block
     return summed(row_model, mesh.device, Sums(mesh.group, mesh.traffic)), block
 
 
@@ -79,6 +99,11 @@ def check(config: Config, row_model: RowModel) -> None:
     if parallel.model_parallel_size > 1:
         tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)
+    if parallel.pipeline_stages > 1:
+        stages.check(config, row_model)
+        layers = row_model.shape.windows
+        trial = parallel.stage_layers or stages.balanced([1.0] * len(layers), parallel.pipeline_stages * parallel.virtual)
+        pipeline.check(row_model, Layout(parallel.schedule, parallel.pipeline_stages, parallel.virtual, tuple(trial)))
     if blocks == 1:
         return
     if config.model.attention not in ("auto", "tiles"):
@@ -103,9 +128,9 @@ def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:
     if isinstance(config.speeds, list):
         return np.array(config.speeds)
     mine = _measured_speed(mesh.device)
-    # Ranks that share layers must place alike: those of the first of them count.
+    # Ranks that share layers, and stages of a pipeline, must place alike: those of the first of them count.
     step = mesh.sizes["tensor"]
-    first = mesh.rank - mesh.position["block"] * step - mesh.position["tensor"]
+    first = mesh.rank % (mesh.size // mesh.sizes["pipeline"]) - mesh.position["block"] * step - mesh.position["tensor"]
     return np.array(mesh.gathered(mine)[first : first + mesh.sizes["block"] * step : step])
 
 

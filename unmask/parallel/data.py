@@ -4,6 +4,7 @@ The loss is divided by the global count before backward, so the gradient of the 
 of every axis, whatever their sizes; nothing is averaged anywhere.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,3 +86,28 @@ def _sum(sums: Sums, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         sums.square = sums.square + torch.linalg.vector_norm(gradients).double().square()
     work = dist.all_reduce(gradients, group=sums.group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
+
+
+#: Bytes of gradients that are summed as one.
+BUCKET = 2**25
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, traffic: Traffic) -> None:
+    """Sum the gradients of a group's ranks, in place, where no backward pass of one call could do so on its way."""
+    bucket: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is None:  # a rank that met no row of it; the sizes of the sums must not differ
+            parameter.grad = torch.zeros_like(parameter)
+        if bucket and (bucket[0].dtype != parameter.dtype or sum(each.nbytes for each in bucket) > BUCKET):
+            _sum_bucket(bucket, group, traffic)
+            bucket = []
+        bucket.append(parameter.grad)
+    _sum_bucket(bucket, group, traffic)
+
+
+def _sum_bucket(bucket: list[Tensor], group: dist.ProcessGroup, traffic: Traffic) -> None:
+    flat, ranks = torch.cat([each.reshape(-1) for each in bucket]), dist.get_world_size(group)
+    traffic.add("parameter gradients", 2 * (ranks - 1) * flat.nbytes // ranks)
+    dist.all_reduce(flat, group=group)
+    for each, part in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        each.copy_(part.view_as(each))

@@ -1,6 +1,6 @@
 """The mesh: which process is which rank of which axis, and the process groups they talk through.
 
-Axes, outermost first: `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
+Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
 which share the batch as well), `block` (ranks that share a pack) and `tensor` (ranks that share every layer). FSDP2
 divides over `shard x block`.
 Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
@@ -34,6 +34,10 @@ T = TypeVar("T")
 CONNECTION = ("onnection", "imed out", "imeout", "peer", "NCCL", "gloo", "Socket")
 
 
+#: Outermost first.
+AXES = ("pipeline", "replicate", "shard", "block", "tensor")
+
+
 @dataclass
 class Mesh:
     """This process's place; the same methods for one process.
@@ -41,20 +45,24 @@ class Mesh:
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
     works on (None without), replicate x (shard x block) or the latter alone; tensor: the tensor axis, of the same root
     (None where it has one rank); group: of all processes (None: torch's default group); data: of those with this one's
-    place on the tensor axis; saving: of all, for checkpoints in the background; traffic: what this process sends.
+    place on the tensor axis; stage: of those that hold the same layers and parts of them; pipeline: of those that a pack
+    passes through, by stage; ends: of the first and the last of these (None elsewhere); saving: of all, for checkpoints in the background; traffic: what this process sends.
     """
 
     device: torch.device
     rank: int = 0
     size: int = 1
-    sizes: dict[str, int] = field(default_factory=lambda: {"replicate": 1, "shard": 1, "block": 1, "tensor": 1})
-    position: dict[str, int] = field(default_factory=lambda: {"replicate": 0, "shard": 0, "block": 0, "tensor": 0})
+    sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AXES, 1))
+    position: dict[str, int] = field(default_factory=lambda: dict.fromkeys(AXES, 0))
     axis: Axis | None = None
     shards: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
     pulse: Pulse | None = None
     group: Any = None
     data: Any = None
+    stage: Any = None
+    pipeline: Any = None
+    ends: Any = None
     saving: Any = None
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -62,6 +70,11 @@ class Mesh:
     def first(self) -> bool:
         """Whether this process writes the log and the checkpoints."""
         return self.rank == 0
+
+    @property
+    def divided(self) -> bool:
+        """Whether a process holds only parts of the model, of its gradient and of a checkpoint."""
+        return self.shards is not None or self.sizes["pipeline"] > 1
 
     @property
     def part(self) -> tuple[int, int]:
@@ -168,7 +181,12 @@ class Mesh:
 
 def processes(config: ParallelConfig) -> int:
     """What the axes multiply to."""
-    return config.data_parallel_size * config.shard_size * config.block_parallel_size * config.model_parallel_size
+    return math.prod(_sizes(config).values())
+
+
+def _sizes(config: ParallelConfig) -> dict[str, int]:
+    sizes = (config.pipeline_stages, config.data_parallel_size, config.shard_size)
+    return dict(zip(AXES, (*sizes, config.block_parallel_size, config.model_parallel_size), strict=True))
 
 
 def world_size() -> int:
@@ -188,6 +206,8 @@ def check_sizes(config: ParallelConfig, started: int | None = None) -> None:
             axes.insert(1, "shard_size")
         if config.model_parallel_size > 1:
             axes.append("model_parallel_size")
+        if config.pipeline_stages > 1:
+            axes.insert(0, "pipeline_stages")
         sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
         raise UserError(
             f"{sizes} asks for {product} processes, and {started} {'was' if started == 1 else 'were'} started: unmask "
@@ -259,8 +279,7 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     """The mesh and its process groups, which all processes make in one order."""
     rank, size = dist.get_rank(), dist.get_world_size()
     node = config.node_size
-    sizes = {"replicate": config.data_parallel_size, "shard": config.shard_size}
-    sizes |= {"block": config.block_parallel_size, "tensor": config.model_parallel_size}
+    sizes = _sizes(config)
     ranks = torch.arange(size).reshape(*sizes.values())
     position = dict(zip(sizes, torch.nonzero(ranks == rank)[0].tolist(), strict=True))
     timeout, traffic = timedelta(seconds=config.timeout), Traffic()
@@ -280,12 +299,21 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     mesh = Mesh(device, rank, size, sizes, position, group=group([range(size)]), traffic=traffic)
     mesh.data = mesh.group
     if sizes["tensor"] > 1:
-        mesh.data = group(ranks.flatten(0, 2).T.tolist())
+        mesh.data = group(ranks.flatten(0, 3).T.tolist())
+    mesh.stage = mesh.data
+    if sizes["pipeline"] > 1:
+        mesh.stage = group(ranks.flatten(1, 3).transpose(1, 2).flatten(0, 1).tolist())
+        lines = ranks.flatten(1).T.tolist()
+        mesh.pipeline = group(lines)
+        ends = [[line[0], line[-1]] for line in lines]
+        mine = group([*ends, *([rank] for line in lines for rank in line[1:-1])])
+        mesh.ends = mine if position["pipeline"] in (0, sizes["pipeline"] - 1) else None
     if config.level or sizes["tensor"] > 1:
         _device_meshes(mesh, ranks, config.level > 0, group)
+    if mesh.divided:
         mesh.saving = group([range(size)])
     if sizes["block"] > 1:
-        packs = ranks.transpose(2, 3).flatten(0, 2).tolist()
+        packs = ranks.transpose(3, 4).flatten(0, 3).tolist()
         mesh.axis = Axis(wire(packs), traffic=traffic)
         if node is not None and 1 < node < sizes["block"]:
             mesh.axis.within = wire([pack[i : i + node] for pack in packs for i in range(0, len(pack), node)])
@@ -303,15 +331,16 @@ def _device_meshes(
 ) -> None:
     """`shards` and `tensor` of the mesh, parts of one DeviceMesh: FSDP2 divides what the tensor axis has left.
 
-    ranks [replicate, shard, block, tensor]; divides: over shard x block, else all of these keep what they hold.
+    ranks [pipeline, replicate, shard, block, tensor]; divides: over shard x block, else all keep what they hold.
     """
-    tensor = ranks.shape[3]
-    layout = ranks.reshape(len(ranks) if divides else -1, ranks[0].numel() // tensor if divides else 1, tensor)
+    stages, copies, tensor = ranks.shape[0], ranks.shape[1], ranks.shape[4]
+    every = ranks.reshape(stages, copies if divides else -1, ranks[0, 0].numel() // tensor if divides else 1, tensor)
     lines = {
-        "replicate": layout.permute(1, 2, 0).flatten(0, 1),
-        "shard": layout.transpose(1, 2).flatten(0, 1),
-        "tensor": layout.flatten(0, 1),
+        "replicate": every.permute(0, 2, 3, 1).flatten(0, 2),
+        "shard": every.transpose(2, 3).flatten(0, 2),
+        "tensor": every.flatten(0, 2),
     }
+    layout = every[mesh.position["pipeline"]]
     kept = [axis for axis, length in zip(lines, layout.shape, strict=True) if axis == "shard" or length > 1]
     groups = {axis: group(lines[axis].tolist()) for axis in kept}
     # Named after their groups: torch caches what it knows of a mesh by its names, also past the end of a run.

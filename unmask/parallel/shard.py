@@ -42,8 +42,10 @@ class Sharding:
     last: bool = True
 
 
-def sharded(row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype) -> RowModel:
-    """The row model itself, its parameters now DTensors over `mesh.shards`.
+def sharded(
+    row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic: torch.dtype, root: nn.Module | None = None
+) -> Any:
+    """The row model itself, or a `root` around it, its parameters now DTensors over `mesh.shards`.
 
     Each decoder layer is gathered as one, and the root (embeddings, last norm, head) as one for the whole forward: the
     chunked loss reads the head's weight. In half precision parameters are gathered in `arithmetic`, gradients summed in
@@ -57,24 +59,24 @@ def sharded(row_model: RowModel, mesh: Mesh, config: ParallelConfig, arithmetic:
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=wide),
         "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
     }
-    layers = decoder_layers(row_model.model)
+    layers = [layer for layer in decoder_layers(row_model.model) if next(layer.parameters(), None) is not None]
     for layer in layers:
         fully_shard(layer, reshard_after_forward=config.level == 3, **options)
-    fully_shard(row_model, reshard_after_forward=False, **options)
+    root = root or row_model
+    fully_shard(root, reshard_after_forward=False, **options)
     copies = mesh.shards.size(0) if mesh.shards.ndim > 1 else 1
     sharding = Sharding(config.level or 1, copies, mesh.traffic)
-    root = cast(Any, row_model)
-    root.sharding = sharding
+    cast(Any, root).sharding = sharding
     # A rank whose rows miss an expert adds zeros; without, the sizes of the sums would differ.
-    root.set_reduce_scatter_unused_params(True)
-    for module in fsdp_modules(row_model):
+    cast(Any, root).set_reduce_scatter_unused_params(True)
+    for module in fsdp_modules(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_custom_all_gather(_Gather(sharding))
         module.set_custom_reduce_scatter(_Reduce(sharding))
     if config.prefetch:
         _prefetch(cast(list[FSDPModule], layers), config.prefetch)
-    return row_model
+    return root
 
 
 def passing(module: FSDPModule, last: bool) -> None:
@@ -86,6 +88,29 @@ def passing(module: FSDPModule, last: bool) -> None:
         module.set_reshard_after_backward(last)
     else:
         module.set_requires_all_reduce(last)
+
+
+def accumulating(module: FSDPModule) -> None:
+    """Until `sum_up`, backward passes add to whole gradients, and parameters stay whole."""
+    module.set_is_last_backward(False)
+    module.set_reshard_after_backward(False)
+    module.set_requires_gradient_sync(False)
+
+
+def sum_up(module: FSDPModule) -> None:
+    """Divide and sum what backward passes have added up, whichever way they ran.
+
+    As torch.distributed.pipelining's stages do: of a schedule that computes weights' gradients apart, FSDP2's own hooks
+    see nothing.
+    """
+    module.set_is_last_backward(True)
+    module.set_reshard_after_backward(True)
+    module.set_requires_gradient_sync(True)
+    state: Any = cast(Any, fully_shard).state(module)
+    for each in state._state_ctx.all_states:
+        for group in each._fsdp_param_groups:
+            group.post_backward()
+    state._root_post_backward_final_callback()
 
 
 def rest(module: nn.Module) -> None:

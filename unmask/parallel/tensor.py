@@ -319,7 +319,7 @@ def _embedded(
 
 
 def _begin(axis: TensorAxis, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    axis.rows = kwargs["input_ids"].shape[1]
+    axis.rows = kwargs["position_ids"].shape[1]
 
 
 def _end(axis: TensorAxis, module: nn.Module, args: Any, output: Any) -> Any:

@@ -39,7 +39,8 @@ class Checkpoints:
     """The checkpoints of one run: `save` and `load` the model, averages, optimiser, random state and a JSON state.
 
     mesh: of a model that is divided over processes; then all of them save and load, each what it holds, and the first
-    writes the rest. None: this process holds everything.
+    writes the rest. None: this process holds everything. groups: (role, names) of the optimiser's groups of the whole
+    model, of which a stage of a pipeline holds some.
 
     `with checkpoints:` waits for one that is being written when the block ends by anything but a second signal.
     """
@@ -52,8 +53,10 @@ class Checkpoints:
         config: CheckpointConfig | None = None,
         ema: Ema | None = None,
         mesh: Mesh | None = None,
+        groups: list[tuple[str, list[str]]] | None = None,
     ):
         self.mesh = mesh
+        self.groups = groups if mesh is not None and mesh.sizes["pipeline"] > 1 else None
         self.run, self.model, self.optimizer, self.ema = run, model, optimizer, ema
         self.config = config or CheckpointConfig()
         self.best: Best | None = None
@@ -170,7 +173,7 @@ class Checkpoints:
             if not state[part]:
                 del state[part]
         dcp.load(state, checkpoint_id=folder, no_dist=True)
-        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+        set_optimizer_state_dict(self.model, self.optimizer, self._own_groups(state["optimizer"]))
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)
         torch.set_rng_state(state["random"]["cpu"])
@@ -189,9 +192,28 @@ class Checkpoints:
         random = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             random["cuda"] = torch.cuda.get_rng_state()
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
+        optimizer = self._all_groups(get_optimizer_state_dict(self.model, self.optimizer))
         found = {"model": layout.weights(self.model), "optimizer": optimizer, "random": random}
         return found if self.ema is None else {**found, "ema": self.ema.average}
+
+    def _all_groups(self, state: dict[str, Any]) -> dict[str, Any]:
+        """An optimiser's state dict with the groups of the whole model, which the first process writes for all.
+
+        A group of which it holds nothing has the settings of those that it has of the same optimiser, decay apart.
+        """
+        if self.groups is None:
+            return state
+        own = {group["role"]: group for group in state["param_groups"]}
+        whole = [{**own.get(role, own["kept"]), "role": role, "params": names} for role, names in self.groups]
+        return {**state, "param_groups": whole}
+
+    def _own_groups(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The opposite: without parameters of other stages."""
+        if self.groups is None:
+            return state
+        held = {name for name, _ in self.model.named_parameters()}
+        own = [{**group, "params": [name for name in group["params"] if name in held]} for group in state["param_groups"]]
+        return {**state, "param_groups": [group for group in own if group["params"]]}
 
     def _write_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
         import torch.distributed.checkpoint as dcp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unmask.objectives import Objective
 from unmask.tracking import Record
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Run, objective: Objective, step: int, steps: int, report: Callable[[int, int], None], share: Share
+    run: Run,
+    objective: Objective,
+    step: int,
+    steps: int,
+    report: Callable[[int, int], None],
+    share: Share,
+    module: Any = None,
 ) -> tuple[dict[str, Bound], Objective]:
     """The bound of every set under the same noise at every evaluation, and the objective to go on with.
 
     report: called with (packs done, packs) after each round; it may raise to give the evaluation up. share: which of
-    the packs this process takes. The objective only changes under block diffusion's `clip: auto`, whose window moves to
+    the packs this process takes; module: what computes in place of the run's row model. The objective only changes under block diffusion's `clip: auto`, whose window moves to
     where the losses of the first set vary least.
     """
     from unmask.evaluation.bound import measure
@@ -28,7 +34,7 @@ def evaluate(
     current = objective.at(step, steps)
     with run.arithmetic():
         found = {
-            name: measure(run.row_model, current, packs, seed=seed, draws=draws, report=report, share=share)
+            name: measure(module or run.row_model, current, packs, seed=seed, draws=draws, report=report, share=share)
             for name, packs in run.validation.items()
         }
     if getattr(objective, "clip", None) == "auto":

@@ -6,18 +6,22 @@ first backward pass, so accumulation and any number of ranks give the gradient o
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from unmask.parallel import data
+from unmask.parallel import data, shard
+from unmask.parallel.pipeline import Pipeline
 from unmask.rows import Rows, flops, inert
 from unmask.training.noise_scale import NoiseScale, square
 
 if TYPE_CHECKING:
-    from unmask.objectives import Objective
+    from unmask.models import RowBatch
+    from unmask.objectives import LossTerms, Objective
     from unmask.parallel.mesh import Mesh
     from unmask.training.levels import LevelLosses
     from unmask.training.setup import Run
@@ -33,43 +37,84 @@ class Gradients:
     scaler: torch.amp.GradScaler
     levels: LevelLosses
     noise: NoiseScale | None = None
+    _names: list[str] | None = None
 
     def accumulate(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
         """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
         FLOPs of all processes. micro: of this process's replica."""
-        row_model, counts = self.run.row_model, self.mesh.position["block"] == 0
+        position = self.mesh.position
+        row_model, counts = self.run.row_model, position["block"] == position["pipeline"] == 0
         work = sum(flops(rows, row_model.shape) for rows in micro)
         labels = sum(len(rows.labelled) for rows in micro)
         own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
         count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
         micro, passed = self._passes(micro, labels_in_all > 0)
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
-        for number in passed:
-            batch = row_model.collate(micro[number])
-            with data.summing(self.module, number == passed[-1]):
-                with self.run.arithmetic():
-                    terms = self.module(batch, objective)
-                self.scaler.scale(terms.sum / (count or 1.0)).backward()
+        one_by_one = self._pipelined if isinstance(self.module, Pipeline) else self._one_by_one
+        for number, batch, terms in one_by_one(objective, micro, passed, count or 1.0):
             for name, value in {"loss": terms.sum, **terms.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
             if len(micro[number].labelled):
                 self.levels.see(number, batch.held, terms.nll)
-            if self.noise is not None and number == passed[0] != passed[-1]:
-                self.noise.see(square(self._parts()))
+        sums = self._named(sums)
         # Read only now: on a GPU every reading waits for the work before it.
         own = [float(value) for value in sums.values()]
         means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
         return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
 
+    def _one_by_one(
+        self, objective: Objective, micro: list[Rows], passed: list[int], count: float
+    ) -> Iterator[tuple[int, RowBatch, LossTerms]]:
+        """(number, batch, terms) of each micro-batch, when its gradient has been added."""
+        for number in passed:
+            batch = self.run.row_model.collate(micro[number])
+            with data.summing(self.module, number == passed[-1]):
+                with self.run.arithmetic():
+                    terms = self.module(batch, objective)
+                self.scaler.scale(terms.sum / count).backward()
+            if self.noise is not None and number == passed[0] != passed[-1]:
+                self.noise.see(square(self._parts()))
+            yield number, batch, terms
+
+    def _pipelined(
+        self, objective: Objective, micro: list[Rows], passed: list[int], count: float
+    ) -> Iterator[tuple[int, RowBatch, LossTerms]]:
+        """The same when all gradients have been added and summed, where the last stage is; elsewhere nothing."""
+        if not passed:
+            return
+        module, mesh = self.module, self.mesh
+        batches = [self.run.row_model.collate(micro[number]) for number in passed]
+        if mesh.shards is not None:
+            shard.accumulating(module)
+        found = module(batches, objective, lambda loss: self.scaler.scale(loss / count))
+        if mesh.shards is not None:
+            shard.sum_up(module)
+        else:
+            data.sum_gradients(self.run.model.parameters(), mesh.stage, mesh.traffic)
+        tied = module.tied_gradient()
+        if tied is not None:
+            local = tied.to_local() if isinstance(tied, DTensor) else tied
+            dist.all_reduce(local, group=mesh.ends)
+            mesh.traffic.add("parameter gradients", local.nbytes)
+        yield from zip(passed, batches, found, strict=False)
+
+    def _named(self, sums: dict[str, Any]) -> dict[str, Any]:
+        """The sums under the same names on all ranks: in a pipeline only the last stage has those of a loss."""
+        if self.mesh.sizes["pipeline"] == 1:
+            return sums
+        if self._names is None:
+            self._names = list(dict.fromkeys(name for names in self.mesh.gathered(list(sums)) for name in names))
+        return {name: sums.get(name, 0.0) for name in self._names}
+
     def _passes(self, micro: list[Rows], labels: bool) -> tuple[list[Rows], list[int]]:
         """(micro-batches, the numbers of those that go through the model). labels: whether any process has some."""
         if not labels:
             return micro, []
-        if self.mesh.shards is None:
+        if not self.mesh.divided:
             # A process that has nothing to learn from still takes its part in the sums.
             return micro, [n for n, rows in enumerate(micro) if len(rows.labelled)] or [0][: len(micro)]
-        # Each pass gathers the parameters from all, so all make equally many.
+        # Each pass gathers the parameters from all, or is one of a schedule, so all make equally many.
         training = self.run.config.training
         count = -(-training.batch_size // (training.micro_batch * self.mesh.part[1]))
         return micro + [inert(0.0)] * (count - len(micro)), list(range(count))
@@ -88,14 +133,20 @@ class Gradients:
             self.noise.take(found[end:], self.scaler.get_scale())
         return found[: len(own)]
 
-    def _parts(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter in self.run.model.parameters() if parameter.grad is not None]
+    def _parts(self, besides: Collection[Any] = ()) -> list[torch.Tensor]:
+        parameters = [each for each in self.run.model.parameters() if each not in besides]
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def clip(self, limit: float | None) -> float:
         """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
-        norm = torch.nn.utils.get_total_norm(self._parts())
+        twice = self.module.duplicates() if isinstance(self.module, Pipeline) else set()
+        norm = torch.nn.utils.get_total_norm(self._parts(twice))
         if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
             norm = norm.full_tensor()
+        if self.mesh.sizes["pipeline"] > 1:  # the same of every stage's
+            norm = norm.double().square()
+            dist.all_reduce(norm, group=self.mesh.pipeline)
+            norm = norm.sqrt()
         if limit:
             torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), limit, norm)
         return float(norm)

@@ -46,6 +46,12 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": found, "weight_decay": decay[role], "role": role} for role, found in members.items() if found]
 
 
+def named_groups(model: nn.Module) -> list[tuple[str, list[str]]]:
+    """(role, names of its parameters) of every parameter group."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [(group["role"], [names[each] for each in group["params"]]) for group in groups(model, 0.0)]
+
+
 def adamw(parameters: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step."""
     return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

@@ -22,9 +22,10 @@ from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
-from unmask.parallel import apply, tensor
+from unmask.parallel import apply, stages, tensor
 from unmask.parallel.mesh import world_size
 from unmask.training import refusals
+from unmask.training.batches import micro_batches
 from unmask.training.optimizers import optimizers
 from unmask.training.schedules import schedules
 
@@ -51,6 +52,8 @@ class Run:
     #: Name -> packs of every validation set; one that was given without a name is called "validation".
     validation: dict[str, list[list[Document]]]
     steps: int
+    #: Of the whole model's parameters, by name.
+    shapes: dict[str, list[int]]
 
     @property
     def autocast(self) -> bool:
@@ -84,7 +87,6 @@ class Run:
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
-        shapes = {name: list(parameter.shape) for name, parameter in self.model.named_parameters()}
         return {
             "objective.name": self.config.objective.name,
             **{f"objective.{name}": value for name, value in self.objective.model_dump(mode="json").items()},
@@ -94,7 +96,7 @@ class Run:
             "data.long_documents": self.config.data.long_documents,
             "data.train": data_hash(self.packs),
             "optimizer.name": self.config.optimizer.name,
-            "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": shapes},
+            "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": self.shapes},
         }
 
 
@@ -165,7 +167,18 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         sampler=sampler,
         validation=held_out,
         steps=steps,
+        shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
     )
+
+
+def balanced(run: Run) -> list[int]:
+    """Layers of every stage of the pipeline, by times measured here on the first micro-batch."""
+    training, parallel = run.config.training, run.config.parallel
+    batch, objective = run.sampler.batch(0), run.objective.at(0, run.steps)
+    rows = next(rows for rows in micro_batches(objective, batch, training.seed, training.micro_batch))
+    with run.arithmetic():
+        each, first, last = stages.measured(run.row_model, rows, objective)
+    return stages.balanced(each, parallel.pipeline_stages * parallel.virtual, first, last)
 
 
 def _settings(model: Any) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from unmask.models import checkpoints as layout
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, launched, mesh, shard
+from unmask.parallel.pipeline import Pipeline
+from unmask.parallel.stages import Layout, resolved
 from unmask.rows import Document, Rows
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
@@ -194,21 +196,23 @@ class Trainer:
         named: dict[str, Any] = {key: value for key, value in found.items() if value is not None}
         if isinstance(validation, dict) and all(isinstance(value, str | Path) for value in validation.values()):
             named["validation"] = {name: str(value) for name, value in validation.items()}
-        self.config = Config.parse(
+        parsed = Config.parse(
             _replaced(self.config, "data", **named).model_dump(warnings=False), "arguments of Trainer"
         )
+        self.config = resolved(parsed)
 
     def _build(self) -> None:
         """The parts of a run that have a state of their own."""
         run, training = self.run, self.config.training
         self.step, self.steps = 0, run.steps
+        groups = optimizers.named_groups(run.model)
         self.objective: Objective = run.objective
         self._parallelise()
         self.optimizer = optimizers.build(run.model, self.config.optimizer)
         self._peaks = [group.get("lr", self.config.optimizer.learning_rate) for group in self.optimizer.param_groups]
         self.ema = Ema(run.model, training.ema) if training.ema else None
         half = training.precision == "fp16"
-        if self.mesh.shards is None:
+        if not self.mesh.divided:
             self.scaler = torch.amp.GradScaler(run.device.type, enabled=half)
         else:
             self.scaler = SharedScaler(run.device.type, self.mesh.group, enabled=half)
@@ -224,7 +228,8 @@ class Trainer:
         self.profile = Profile(self.config.log.profile, run.path, self.mesh.rank, run.device)
         self.checkpoints = Checkpoints(
             *(run.path, run.model, self.optimizer, self.config.checkpoint, self.ema),
-            mesh=None if self.mesh.shards is None else self.mesh,
+            mesh=self.mesh if self.mesh.divided else None,
+            groups=groups,
         )
         self._trackers: list[Tracker] = tracking.build(self.config.log, self.message) if self.mesh.first else []
         self._stopping = False
@@ -247,7 +252,19 @@ class Trainer:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
         self.module: Any
-        self.module, self.block_axis = apply.parallelise(run.row_model, self.mesh, self.config.parallel, run.dtype)
+        pipe = self._pipe() if self.mesh.sizes["pipeline"] > 1 else None
+        self.module, self.block_axis = apply.parallelise(
+            run.row_model, self.mesh, self.config.parallel, run.dtype, pipe
+        )
+
+    def _pipe(self) -> apply.Pipe:
+        """Where the layers go: as the config says, or by what rank 0 has measured."""
+        parallel, found = self.config.parallel, None
+        if self.mesh.first and parallel.stage_layers is None:
+            found = setup.balanced(self.run)
+        layers = parallel.stage_layers or self.mesh.gathered(found)[0]
+        layout = Layout(parallel.schedule, parallel.pipeline_stages, parallel.virtual, tuple(layers))
+        return apply.Pipe(layout, self.run.arithmetic)
 
     def _write_config(self) -> None:
         try:
@@ -313,7 +330,7 @@ class Trainer:
         if self._mask_noise is not None:
             self._mask_noise.at(self.step)
 
-        run.row_model.train()
+        self.module.train()
         loss, metrics = self._forward_backward(objective, micro)
         self.scaler.unscale_(self.optimizer)
         norm = self.gradients.clip(training.clip)
@@ -394,6 +411,8 @@ class Trainer:
         mine = {"rank_sent": sent, "rank_waited": waited, "rank_memory": memory(self.run.device)}
         if self.block_axis is not None:
             mine |= self.block_axis.read()
+        if isinstance(self.module, Pipeline):
+            mine |= self.module.read()
         everyone = self.mesh.gathered(mine)
         return {key: [theirs[key] for theirs in everyone] for key in mine}
 
@@ -435,7 +454,8 @@ class Trainer:
             with self.ema.applied() if self.ema is not None and averaged else nullcontext():
                 try:
                     self._bounds, self.objective = evaluate(
-                        self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)
+                        *(self.run, self.objective, self.step, self.steps, watch, shared(self.mesh)),
+                        self.module if isinstance(self.module, Pipeline) else None,
                     )
                 finally:
                     shard.rest(self.module)
@@ -468,7 +488,7 @@ class Trainer:
 
     def _by_writers(self, action: Callable[[], Any]) -> None:
         """Done by the first process, where it holds the whole model, else by all."""
-        if self.mesh.shards is None:
+        if not self.mesh.divided:
             self.mesh.by_first(action)
         else:
             self.mesh.together(action)
