@@ -100,10 +100,10 @@ def check(config: Config, row_model: RowModel) -> None:
         tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)
     if parallel.pipeline_stages > 1:
-        stages.check(config, row_model)
-        layers = row_model.shape.windows
-        trial = parallel.stage_layers or stages.balanced([1.0] * len(layers), parallel.pipeline_stages * parallel.virtual)
-        pipeline.check(row_model, Layout(parallel.schedule, parallel.pipeline_stages, parallel.virtual, tuple(trial)))
+        stages.check_config(config)
+        layers = len(row_model.windows)
+        stages.check(parallel, layers)
+        pipeline.check(row_model, stages.even(parallel, layers))
     if blocks == 1:
         return
     if config.model.attention not in ("auto", "tiles"):

@@ -31,6 +31,7 @@ from unmask.config import CheckpointConfig, Config, ParallelConfig
 from unmask.errors import RankLost, UserError
 from unmask.parallel.launched import ROLE, by_launcher
 from unmask.parallel.mesh import check_sizes, processes
+from unmask.parallel.stages import check_config, resolved
 
 LOOPBACK = "127.0.0.1"
 #: What a user or a scheduler ends a run with.
@@ -58,6 +59,7 @@ def check(config: Config, restarts: int) -> None:
     if by_launcher():
         raise UserError("--nproc starts processes, and this is one that a launcher has started: leave --nproc out")
     config.parallel.refuse_unsupported()
+    check_config(resolved(config))
     if restarts:
         _check_restartable(config.checkpoint)
 

@@ -310,6 +310,7 @@ class Pipeline(nn.Module):
     def _nll(self, batch: RowBatch, objective: Objective) -> Tensor:
         """The nll of every labelled row of the pack, on all of its pipeline's ranks."""
         self.work.batches, hidden = [batch], None
+        wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
         nll = torch.empty(0)
         for number, stage in zip(self.numbers, cast(Any, self.stages)):
             if number and self.layout.rank_of(number - 1) != self.rank:
@@ -324,6 +325,11 @@ class Pipeline(nn.Module):
                 hidden = stage.row_model.decoded(batch, hidden).to(self.wire).contiguous()
             if self.layout.rank_of(number + 1) != self.rank:
                 dist.send(hidden, group=self.group, group_dst=self.layout.rank_of(number + 1))
+        source = self.layout.rank_of(self.layout.stages - 1)
+        count = torch.tensor(len(nll), device=self.mesh.device)
+        dist.broadcast(count, group=self.group, group_src=source)
+        nll = nll.to(wide) if self.last else torch.empty(int(count), dtype=wide, device=self.mesh.device)
+        dist.broadcast(nll, group=self.group, group_src=source)
         return nll
 
     def _without_others(self, row_model: RowModel, embeds: bool) -> RowModel:

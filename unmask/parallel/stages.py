@@ -101,19 +101,12 @@ def resolved(config: Config) -> Config:
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch": chosen})})
 
 
-def check(config: Config, row_model: RowModel) -> None:
-    """UserError for what a pipeline does not do; needs no processes."""
+def check_config(config: Config) -> None:
+    """UserError for settings that do not go with the pipeline that `config` asks for; needs no model."""
     parallel, training = config.parallel, config.training
-    size = f"parallel.pipeline_stages={parallel.pipeline_stages}"
-    stages, layers = parallel.pipeline_stages * parallel.virtual, len(decoder_layers(row_model.model))
-    if stages > layers:
-        raise UserError(f"{size}: {stages} stages (schedule={parallel.schedule}), and the model has {layers} layers")
-    if parallel.stage_layers is not None and sum(parallel.stage_layers) != layers:
-        raise UserError(
-            f"parallel.stage_layers={parallel.stage_layers} adds up to {sum(parallel.stage_layers)}, and the model has "
-            f"{layers} layers"
-        )
-    micro = passes(config)
+    if parallel.pipeline_stages == 1:
+        return
+    size, micro = f"parallel.pipeline_stages={parallel.pipeline_stages}", passes(config)
     if (why := too_few(parallel, micro)) is not None:
         raise UserError(
             f"parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over copies and shards): "
@@ -121,15 +114,43 @@ def check(config: Config, row_model: RowModel) -> None:
         )
     if parallel.offload:
         raise UserError(f"parallel.offload=true does not go with {size}: no schedule has been proven with it")
-    if parallel.schedule == "zbv":
-        if config.model.compile:
-            raise UserError("model.compile=true does not go with parallel.schedule=zbv: torch does not divide a compiled "
-                            "layer's backward pass into that of the input and that of the weights; use 1f1b")  # fmt: skip
-        if training.checkpointing in ("full", "selective"):
-            raise UserError(
-                f"training.checkpointing={training.checkpointing} does not go with parallel.schedule=zbv, which walks "
-                f"through a layer's backward pass twice and would compute, and exchange, it again each time: use mlp"
-            )
+    if parallel.schedule != "zbv":
+        return
+    if config.model.compile:
+        raise UserError(
+            "model.compile=true does not go with parallel.schedule=zbv: torch does not divide the backward pass of a "
+            "compiled layer into that of the input and that of the weights; use 1f1b"
+        )
+    if training.checkpointing in ("full", "selective"):
+        raise UserError(
+            f"training.checkpointing={training.checkpointing} does not go with parallel.schedule=zbv, which walks "
+            f"through a layer's backward pass twice and would compute, and exchange, it again each time: use mlp"
+        )
+
+
+def check(parallel: ParallelConfig, layers: int) -> None:
+    """UserError unless a model of so many layers can be dealt out."""
+    stages = parallel.pipeline_stages * parallel.virtual
+    if stages > layers:
+        raise UserError(
+            f"parallel.pipeline_stages={parallel.pipeline_stages} makes {stages} stages with schedule="
+            f"{parallel.schedule}, and the model has {layers} layers: give fewer"
+        )
+    if parallel.stage_layers is not None and sum(parallel.stage_layers) != layers:
+        raise UserError(
+            f"parallel.stage_layers={parallel.stage_layers} adds up to {sum(parallel.stage_layers)}, and the model has "
+            f"{layers} layers"
+        )
+
+
+def layout_of(parallel: ParallelConfig, layers: Sequence[int]) -> Layout:
+    return Layout(parallel.schedule, parallel.pipeline_stages, parallel.virtual, tuple(layers))
+
+
+def even(parallel: ParallelConfig, layers: int) -> Layout:
+    """The layout that the config gives, or one of equally many layers in every stage."""
+    own = parallel.stage_layers or balanced([1.0] * layers, parallel.pipeline_stages * parallel.virtual)
+    return layout_of(parallel, own)
 
 
 def balanced(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> list[int]:

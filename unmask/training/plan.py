@@ -12,6 +12,7 @@ from unmask.parallel.apply import layers_of
 from unmask.parallel.block import Placed, place
 from unmask.parallel.mesh import processes
 from unmask.parallel.picture import facts, picture
+from unmask.parallel.stages import bubble, passes, resolved
 from unmask.rows import Rows, flops
 from unmask.training import setup
 from unmask.training.batches import micro_batches
@@ -24,6 +25,7 @@ PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backwar
 
 def plan(config: Config) -> dict[str, Any]:
     """The facts of a run: numbers and short strings; bytes and FLOPs are plain numbers. Writes nothing."""
+    config = resolved(config)
     run = setup.prepare(config)
     checkpoint = continued(run)
     size = sum(parameter.numel() for parameter in run.model.parameters())
@@ -55,8 +57,18 @@ def plan(config: Config) -> dict[str, Any]:
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
         **({"processes": processes(config.parallel)} if processes(config.parallel) > 1 else {}),
+        **pipeline(run),
         **({**first, **ranks} if placed else {}),
     }
+
+
+def pipeline(run: setup.Run) -> dict[str, Any]:
+    """Of a pipeline: its stages, and the share of the time ranks compute for which they idle, were stages equal."""
+    parallel = run.config.parallel
+    if parallel.pipeline_stages == 1:
+        return {}
+    layers = parallel.stage_layers or "measured at the start"
+    return {"schedule": parallel.schedule, "stage_layers": layers, "bubble": round(bubble(parallel, passes(run.config)), 4)}
 
 
 def sources(run: setup.Run) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str
 
 def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     """The first micro-batch's placement as a picture, and the facts of every micro-batch of the first step."""
+    config = resolved(config)
     run = setup.prepare(config)
     if config.parallel.block_parallel_size == 1:
         raise UserError(

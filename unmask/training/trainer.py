@@ -23,7 +23,7 @@ from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, launched, mesh, shard
 from unmask.parallel.pipeline import Pipeline
-from unmask.parallel.stages import Layout, resolved
+from unmask.parallel.stages import layout_of, resolved
 from unmask.rows import Document, Rows
 from unmask.tracking import Record, Start, Tracker
 from unmask.tracking.jsonl import reached
@@ -263,8 +263,7 @@ class Trainer:
         if self.mesh.first and parallel.stage_layers is None:
             found = setup.balanced(self.run)
         layers = parallel.stage_layers or self.mesh.gathered(found)[0]
-        layout = Layout(parallel.schedule, parallel.pipeline_stages, parallel.virtual, tuple(layers))
-        return apply.Pipe(layout, self.run.arithmetic)
+        return apply.Pipe(layout_of(parallel, layers), self.run.arithmetic)
 
     def _write_config(self) -> None:
         try:
