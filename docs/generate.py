@@ -131,7 +131,9 @@ def parallelism() -> str:
         for objective in OBJECTIVES:
             cell = (objective, placement, exchange)
             proven = [case for case in MATRIX if (case.objective, case.placement, case.exchange) == cell]
-            ranks = {case.ranks for case in proven if case.blocks > 1 and not case.zero and case.tensor == 1}
+            ranks = {
+                case.ranks for case in proven if case.blocks > 1 and not case.zero and case.tensor == case.pipeline == 1
+            }
             line.append(", ".join(map(str, sorted(ranks))))
         table.append(line)
     return markdown(table, ("placement", "exchange", *OBJECTIVES))
@@ -173,6 +175,24 @@ def tensor() -> str:
     return markdown(table, (*axes, "objectives", "checkpointing"))
 
 
+def pipeline() -> str:
+    """Mesh with a pipeline -> the schedules and objectives that the parity matrix proves it for."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import PIPELINE
+
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for case in PIPELINE:
+        found.setdefault((case.pipeline, case.replicas, case.shards, case.blocks, case.tensor), []).append(case)
+    table = []
+    for sizes, cases in sorted(found.items()):
+        names = [case.objective + (" (experts)" if case.model == "experts" else "") for case in cases]
+        names = [name.replace("clip auto", "block_diffusion (clip auto)") for name in names]
+        columns = [[case.schedule for case in cases], names, [case.checkpointing for case in cases]]
+        table.append([*map(str, sizes), *(", ".join(dict.fromkeys(column)) for column in columns)])
+    axes = ("pipeline_stages", "data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size")
+    return markdown(table, (*axes, "schedule", "objectives", "checkpointing"))
+
+
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
 TABLES = {
@@ -184,6 +204,7 @@ TABLES = {
     "parallelism": parallelism,
     "sharding": sharding,
     "tensor": tensor,
+    "pipeline": pipeline,
 }
 
 

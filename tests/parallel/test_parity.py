@@ -165,8 +165,43 @@ SHARDED = [
         ((1, 2, 1, 3), ("clip auto", "auto", "packed", 4, "none"), {"options": EVALUATED}),
     )
 ]
+#: Pipelines of (ranks, copies, shards, blocks, tensor): schedule, objective, model, data, and what else varies. Model
+#: "five" has five layers and is tied, "uneven" untied; without stage_layers the stages are measured.
+PIPELINE = [
+    replace(
+        Case(objective, more.pop("placement", "auto"), "auto", blocks, replicas, data, 4, 1),
+        **{"pipeline": ranks, "shards": shards, "tensor": tensor, "schedule": schedule, "model": model, **more},
+    )
+    for (ranks, replicas, shards, blocks, tensor), (schedule, objective, model, data), more in (
+        ((2, 1, 1, 1, 1), ("1f1b", "block_diffusion (bd3lm)", "full", "prompt"), {"stage_layers": (1, 1)}),
+        ((2, 1, 1, 1, 1), ("gpipe", "mdlm (llada)", "uneven", "packed"), {"batch_size": 3}),
+        ((2, 1, 1, 1, 1), ("interleaved", "fast_dllm_v2", "uneven four", "packed"), {}),
+        ((2, 1, 1, 1, 1), ("zbv", "block_diffusion (bd3lm)", "five", "prompt"), {"stage_layers": (1, 2, 1, 1)}),
+        ((2, 1, 1, 1, 1), ("zbv", "mdlm (mdlm)", "uneven four", "packed"), {"checkpointing": "mlp"}),
+        (
+            (2, 1, 1, 1, 1),
+            ("1f1b", "block_diffusion (causal clean)", "sliding", "long"),
+            {"checkpointing": "selective"},
+        ),
+        ((2, 1, 1, 1, 1), ("1f1b", "fast_dllm_v2", "experts", "packed"), SINGLES),
+        ((2, 1, 1, 1, 1), ("zbv", "fast_dllm_v2", "five", "packed"), SINGLES),
+        ((2, 1, 1, 1, 1), ("1f1b", "clip auto", "full", "packed"), {"options": EVALUATED}),
+        ((2, 1, 1, 1, 1), ("zbv", "clip auto", "five", "packed"), {"options": EVALUATED}),
+        ((4, 1, 1, 1, 1), ("1f1b", "mdlm (dream)", "five", "packed"), {"stage_layers": (2, 1, 1, 1)}),
+        ((2, 2, 1, 1, 1), ("gpipe", "block_diffusion (sdar)", "full", "prompt"), {"batch_size": 5}),
+        ((2, 1, 2, 1, 1), ("1f1b", "block_diffusion (bd3lm)", "full", "prompt"), {}),
+        ((2, 1, 2, 1, 1), ("zbv", "fast_dllm_v2", "five", "packed"), {"batch_size": 6}),
+        ((2, 1, 1, 1, 2), ("1f1b", "block_diffusion (bd3lm)", "full", "packed"), {"checkpointing": "full"}),
+        ((2, 1, 1, 1, 2), ("interleaved", "mdlm (llada)", "uneven four", "prompt"), {"checkpointing": "mlp"}),
+        ((2, 1, 1, 2, 1), ("1f1b", "fast_dllm_v2", "full", "prompt"), {"placement": "csbp"}),
+        ((2, 1, 1, 2, 1), ("zbv", "mdlm (llada)", "five", "long"), {"placement": "context"}),
+        ((2, 1, 2, 2, 1), ("1f1b", "block_diffusion (bd3lm)", "full", "packed"), {"placement": "csbp"}),
+    )
+]
+MLP = [replace(BASE, checkpointing="mlp"), replace(BASE, blocks=1, shards=2, micro_batch=1, checkpointing="mlp")]
 #: (rows of the matrix by what they show, in the order in which they run)
 MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *SHARDED, *TENSOR]
+MATRIX += [*PIPELINE, *MLP]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -188,6 +223,7 @@ def alone(tmp_path_factory):
 def name(case):
     sizes = f"{case.replicas}x{case.blocks}" + (f"x{case.shards} zero {case.zero}" if case.zero else "")
     sizes += f" tensor {case.tensor}" if case.tensor > 1 else ""
+    sizes += f" {case.schedule} {case.pipeline}" if case.pipeline > 1 else ""
     extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 
@@ -212,9 +248,14 @@ def close(ours, wanted, tolerance, what=""):
     assert np.abs(ours - wanted).max(initial=0) <= tolerance * np.abs(wanted).max(initial=1e-30), what
 
 
-@pytest.mark.parametrize("precision, ranks, shards", [("fp16", 2, 1), ("bf16", 3, 1), ("fp16", 1, 2), ("bf16", 1, 2)])
-def test_half_precision_stays_close(precision, ranks, shards, workers, alone, tmp_path):
-    case = replace(BASE, dtype="float32", blocks=ranks, shards=shards, micro_batch=1 if shards > 1 else 2)
+@pytest.mark.parametrize(
+    "precision, ranks, shards, stages",
+    [("fp16", 2, 1, 1), ("bf16", 3, 1, 1), ("fp16", 1, 2, 1), ("bf16", 1, 2, 1), ("fp16", 1, 1, 2), ("bf16", 1, 2, 2)],
+)
+def test_half_precision_stays_close(precision, ranks, shards, stages, workers, alone, tmp_path):
+    case = replace(BASE, dtype="float32", blocks=ranks, shards=shards, micro_batch=1 if shards * stages > 1 else 2)
+    if stages > 1:
+        case = replace(case, pipeline=stages, batch_size=4)
     half = replace(case, options=(f"training.precision={precision}",))
     (ours, *_), one = workers(half.ranks).run(train, half, str(tmp_path)), alone(half)
     full = alone(case)

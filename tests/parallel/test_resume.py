@@ -20,6 +20,9 @@ ON = {
     "4 shards": replace(BASE, blocks=1, shards=4, micro_batch=1, zero=2),
     "2 shards of 2 copies": replace(BASE, blocks=1, shards=2, replicas=2, micro_batch=1),
     "2 shards of 2 blocks": replace(BASE, shards=2),
+    "2 stages": replace(BASE, blocks=1, pipeline=2, micro_batch=1),
+    "2 stages, untied": replace(BASE, blocks=1, pipeline=2, micro_batch=1, model="uneven"),
+    "2 stages of 2 shards": replace(BASE, blocks=1, pipeline=2, shards=2, micro_batch=1),
 }
 
 
@@ -48,6 +51,10 @@ def whole(tmp_path_factory):
         ("2 replicas", "2 shards of 2 copies"),
         ("2 shards of 2 copies", "2 shards of 2 blocks"),
         ("2 shards of 2 blocks", "4 blocks"),
+        ("2 stages", "1"),
+        ("1", "2 stages"),
+        ("2 stages", "2 shards"),
+        ("2 shards of 2 copies", "2 stages of 2 shards"),
     ],
 )
 def test_on_another_number_of_processes(first, second, workers, whole, tmp_path):
@@ -61,7 +68,7 @@ def test_on_another_number_of_processes(first, second, workers, whole, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32"])
-@pytest.mark.parametrize("on", ["2", "4", "2 shards", "2 shards of 2 blocks"])
+@pytest.mark.parametrize("on", ["2", "4", "2 shards", "2 shards of 2 blocks", "2 stages, untied"])
 def test_on_the_same_ten_and_ten_are_twenty_bit_for_bit(on, dtype, workers, tmp_path):
     case = replace(ON[on], dtype=dtype)
     twenty = run(workers, case, tmp_path / "twenty")

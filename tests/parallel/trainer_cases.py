@@ -44,9 +44,9 @@ MODELS["uneven"] = {
     "tie_word_embeddings": False,
 }
 
-#: Enough layers for two stages of a rank, an odd number of them; "uneven4" is untied.
-MODELS["four"] = {"num_hidden_layers": 5}
-MODELS["uneven4"] = MODELS["uneven"] | {"num_hidden_layers": 4}
+#: Enough layers for ranks of two stages.
+MODELS["five"] = {"num_hidden_layers": 5}
+MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}
 
 STEPS = 20
 PACK = 32

@@ -35,7 +35,7 @@ from unmask.models.check import decoder_layers
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
 from unmask.models.row_model import RowBatch, RowModel
 from unmask.parallel.mesh import Mesh
-from unmask.parallel.stages import Layout
+from unmask.parallel.stages import Event, Layout
 
 if TYPE_CHECKING:
     from unmask.objectives import LossTerms, Objective
@@ -47,9 +47,6 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zbv": ScheduleZBVZeroBubble,
 }
-
-#: Kinds of work that a rank's time is told apart by.
-KINDS = ("forward", "backward", "input", "weight")
 
 
 class Absent(nn.Module):
@@ -124,13 +121,14 @@ def check(row_model: RowModel, layout: Layout) -> None:
 
 @dataclass
 class Work:
-    """What a rank's stages compute now. found: by micro-batch, of the last stage; scale: of a loss before backward."""
+    """What a rank's stages compute now. found: by micro-batch, of the last stage; scale: of a loss before backward;
+    events: what they have computed in this step."""
 
     batches: Sequence[RowBatch] = ()
     objective: Any = None
     scale: Callable[[Tensor], Tensor] = lambda loss: loss
     found: dict[int, LossTerms] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    events: list[Event] = field(default_factory=list)
 
 
 class Stage(nn.Module):
@@ -197,7 +195,7 @@ class Timed(PipelineStage):
         try:
             return action(number, *args, **kwargs)
         finally:
-            self.work.seconds[kind] += time.perf_counter() - start
+            self.work.events.append(Event(kind, self.stage_index, number, time.perf_counter() - start))
 
 
 class Pipeline(nn.Module):
@@ -260,13 +258,13 @@ class Pipeline(nn.Module):
             return self._nll(cast(RowBatch, batches), objective)
         batches = cast(Sequence[RowBatch], batches)
         work = self.work
-        work.batches, work.objective, work.found = batches, objective, {}
+        work.batches, work.objective, work.found, work.events = batches, objective, {}, []
         work.scale = scale or work.scale
         schedule = self._scheduled(len(batches), max(batch.token.shape[1] for batch in batches))
-        computed, start = sum(work.seconds.values()), time.perf_counter()
+        start = time.perf_counter()
         number = torch.arange(len(batches))
         schedule.step(number=number, target=number, losses=[], return_outputs=False)
-        self._idle += time.perf_counter() - start - (sum(work.seconds.values()) - computed)
+        self._idle += time.perf_counter() - start - sum(event.seconds for event in work.events)
         work.batches = ()
         return [work.found[index] for index in sorted(work.found)]
 
@@ -292,9 +290,7 @@ class Pipeline(nn.Module):
             self._rows = max(self._rows, rows)
             stages = [self._stage(number, cast(Stage, stage)) for number, stage in zip(self.numbers, self.stages)]
             made: Any = stages if self.layout.schedule in ("interleaved", "zbv") else stages[0]
-            schedule = SCHEDULES[self.layout.schedule](
-                made, micro, loss_fn=lambda loss, _: loss, scale_grads=False
-            )
+            schedule = SCHEDULES[self.layout.schedule](made, micro, loss_fn=lambda loss, _: loss, scale_grads=False)
             self._schedule = (schedule, (micro, self._rows))
         return self._schedule[0]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,41 @@ class Layout:
         return range(first, first + self.layers[stage])
 
 
+class Event(NamedTuple):
+    """What a rank computed. kind: forward, backward, or the latter in two: input (towards the stage before), weight."""
+
+    kind: str
+    stage: int
+    micro: int
+    seconds: float
+
+
+def simulated(ranks: Sequence[Sequence[Event]], stages: int) -> tuple[float, list[float]]:
+    """(seconds until all have ended, seconds each computes) of ranks that do their events in order, as soon as they can.
+
+    Of a micro-batch, a forward pass waits for the one of the stage before, a backward pass for the one of the stage
+    after. Transfers take no time.
+    """
+    ended: dict[tuple[bool, int, int], float] = {}
+    clock, position = [0.0] * len(ranks), [0] * len(ranks)
+    while any(at < len(events) for at, events in zip(position, ranks, strict=True)):
+        before = list(position)
+        for rank, events in enumerate(ranks):
+            while position[rank] < len(events):
+                kind, stage, micro, seconds = events[position[rank]]
+                forward = kind == "forward"
+                needed = (forward, stage - 1 if forward else stage + 1, micro)
+                waits = kind != "weight" and 0 <= needed[1] < stages
+                if waits and needed not in ended:
+                    break
+                clock[rank] = max(clock[rank], ended[needed] if waits else 0.0) + seconds
+                if kind != "weight":
+                    ended[forward, stage, micro] = clock[rank]
+                position[rank] += 1
+        assert position != before, "these orders wait for each other"
+    return max(clock), [sum(event.seconds for event in events) for events in ranks]
+
+
 def bubble(parallel: ParallelConfig, micro: int) -> float:
     """The share of the time they compute for which ranks idle, with `micro` micro-batches on a rank in a step."""
     ranks = parallel.pipeline_stages
@@ -73,7 +108,9 @@ def too_few(parallel: ParallelConfig, micro: int) -> str | None:
     if micro < least:
         return f"schedule={schedule} on pipeline_stages={ranks} needs at least {least} micro-batches"
     if schedule == "interleaved" and micro % (micro // ranks):
-        return f"schedule=interleaved takes micro-batches in rounds of equal size, at least pipeline_stages={ranks} each"
+        return (
+            f"schedule=interleaved takes micro-batches in rounds of equal size, at least pipeline_stages={ranks} each"
+        )
     return None
 
 
@@ -178,7 +215,9 @@ def balanced(costs: Sequence[float], stages: int, first: float = 0.0, last: floa
     return found[::-1]
 
 
-def measured(row_model: RowModel, rows: Rows, objective: Objective, repeats: int = 3) -> tuple[list[float], float, float]:
+def measured(
+    row_model: RowModel, rows: Rows, objective: Objective, repeats: int = 3
+) -> tuple[list[float], float, float]:
     """Seconds of forward and backward of (every layer, the embedding, norm and head and loss) on these rows.
 
     The layers' are told from hooks around them, the rest is what is left before and after; medians of `repeats`. The

@@ -212,7 +212,9 @@ class Checkpoints:
         if self.groups is None:
             return state
         held = {name for name, _ in self.model.named_parameters()}
-        own = [{**group, "params": [name for name in group["params"] if name in held]} for group in state["param_groups"]]
+        own = [
+            {**group, "params": [name for name in group["params"] if name in held]} for group in state["param_groups"]
+        ]
         return {**state, "param_groups": [group for group in own if group["params"]]}
 
     def _write_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:

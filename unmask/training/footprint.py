@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import resource
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unmask.models.check import decoder_layers
+from unmask.parallel.stages import even, passes
 from unmask.parallel.tensor import divided_dims
 from unmask.rows import Rows
 from unmask.training import activations, optimizers
@@ -144,17 +145,55 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
         optimizer.step()
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
-    temporary = max(0, ledger.peak - held - gradients - states) + passing
-    parts = [sum(part(each, each) for each in tensors) for tensors in (parameters, trained)]
-    own_states = sum(part(value, own) for own, state in optimizer.state.items() for value in state.values())
-    averages = sum(part(each, each) * max(1, 4 // each.element_size()) for each in trained) if training.ema else 0
-    lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run))
+    temporary = round((max(0, ledger.peak - held - gradients - states) + passing) * _waiting(run))
+    ours = _of_stages(run, part)
+    parts = [sum(part(each, each) for each in tensors if each in ours) for tensors in (parameters, trained)]
+    own_states = sum(
+        part(value, own) for own, state in optimizer.state.items() if own in ours for value in state.values()
+    )
+    averages = 0
+    if training.ema:
+        averages = sum(part(each, each) * max(1, 4 // each.element_size()) for each in trained if each in ours)
+    lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run, ours))
     if run.device.type != "cpu":
         return Footprint(*lasting, temporary, 0, 0)
     return Footprint(*lasting, temporary, round(KEPT * temporary), max(0, resident - held))
 
 
-def _gathered(run: Run) -> int:
+def _of_stages(run: Run, part: Callable[[Any, Any], int]) -> set[nn.Parameter]:
+    """The parameters of the pipeline's rank that holds most; without a pipeline all. part: bytes of one."""
+    parallel, model = run.config.parallel, run.model
+    every = set(model.parameters())
+    if parallel.pipeline_stages == 1:
+        return every
+    layers = [set(layer.parameters()) for layer in decoder_layers(model)]
+    embedding, head = (set(each.parameters()) for each in (model.get_input_embeddings(), model.get_output_embeddings()))
+    rest = every - set().union(*layers, embedding, head)
+    layout = even(parallel, len(layers))
+    held = []
+    for rank in range(layout.ranks):
+        stages = layout.of_rank(rank)
+        ends = (embedding if 0 in stages else set()) | (head | rest if layout.stages - 1 in stages else set())
+        held.append(ends.union(*(layers[number] for stage in stages for number in layout.span(stage))))
+    return max(held, key=lambda parameters: sum(part(each, each) for each in parameters))
+
+
+def _waiting(run: Run) -> float:
+    """Activations that wait for their backward pass on a pipeline's busiest rank, in those of all layers."""
+    parallel = run.config.parallel
+    if parallel.pipeline_stages == 1:
+        return 1.0
+    ranks, micro = parallel.pipeline_stages, passes(run.config)
+    # Micro-batches, each through the layers of a rank: 1F1B's first rank is `ranks` ahead, interleaved by less than
+    # twice that, ZB-V as 1F1B.
+    ahead = {"gpipe": micro, "interleaved": 2 * ranks}.get(parallel.schedule, ranks)
+    layers = len(run.row_model.windows)
+    layout = even(parallel, layers)
+    most = max(sum(layout.layers[stage] for stage in layout.of_rank(rank)) for rank in range(ranks))
+    return min(micro, ahead) * most / layers
+
+
+def _gathered(run: Run, ours: set[nn.Parameter]) -> int:
     """Bytes of whole parameters and gradients while a step runs (see `unmask.parallel.shard`).
 
     At level 3 the layer that runs, the next ones and what belongs to no layer; the gradients of one layer, or of those.
@@ -167,7 +206,7 @@ def _gathered(run: Run) -> int:
         sum(part(each, each) // each.element_size() for each in layer.parameters())
         for layer in decoder_layers(run.model)
     ]
-    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in run.model.parameters())
+    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in ours)
     rest = every - sum(sizes)
     whole = every
     if parallel.level == 3:

@@ -68,7 +68,11 @@ def pipeline(run: setup.Run) -> dict[str, Any]:
     if parallel.pipeline_stages == 1:
         return {}
     layers = parallel.stage_layers or "measured at the start"
-    return {"schedule": parallel.schedule, "stage_layers": layers, "bubble": round(bubble(parallel, passes(run.config)), 4)}
+    return {
+        "schedule": parallel.schedule,
+        "stage_layers": layers,
+        "bubble": round(bubble(parallel, passes(run.config)), 4),
+    }
 
 
 def sources(run: setup.Run) -> dict[str, Any]:

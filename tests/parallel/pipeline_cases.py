@@ -1,0 +1,22 @@
+"""What a rank of a pipeline does while it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.parallel.trainer_cases import Case, documents
+from unmask.parallel.stages import Event
+
+
+def events(case: Case, path: str) -> list[Event]:
+    """The events of the last of two steps."""
+    from tests.training.tiny import config
+    from unmask.training.trainer import Trainer
+
+    from tests.parallel.trainer_cases import MODELS, OBJECTIVES
+
+    settings = config(Path(path), *case.overrides(), "training.steps=2", objective=OBJECTIVES[case.objective],
+                      model=MODELS[case.model])  # fmt: skip
+    trainer = Trainer(config=settings)
+    trainer.train(documents(case.data))
+    return trainer.module.work.events

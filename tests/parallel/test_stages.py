@@ -1,0 +1,118 @@
+"""How layers are dealt out to a pipeline, and what its ranks idle: against all ways, and torch's own schedules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from torch.distributed.pipelining.schedules import generate_stage_to_rank_mapping
+
+from tests.parallel.pipeline_cases import events
+from tests.parallel.trainer_cases import Case
+from tests.training.tiny import config
+from unmask.config import ParallelConfig
+from unmask.errors import UserError
+from unmask.parallel import stages
+from unmask.parallel.launch import check as check_launch
+from unmask.parallel.stages import Layout
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_other_division_has_a_faster_slowest_stage(seed):
+    generator = np.random.default_rng(seed)
+    costs, count = generator.uniform(0.5, 2, 7).tolist(), 2 + seed % 3
+    first, last = generator.uniform(0, 3, 2)
+
+    def slowest(layers):
+        ends = np.cumsum([0, *layers])
+        sums = [sum(costs[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        return max(np.array(sums) + [first, *[0] * (count - 2), last])
+
+    every = [np.diff([0, *cuts, 7]) for cuts in combinations(range(1, 7), count - 1)]
+    found = stages.balanced(costs, count, first, last)
+    assert sum(found) == 7 and min(found) > 0
+    assert slowest(found) == pytest.approx(min(map(slowest, every)))
+
+
+@pytest.mark.parametrize("schedule, style", [("interleaved", "loop"), ("zbv", "v")])
+def test_stages_lie_where_torch_looks_for_them(schedule, style):
+    layout = Layout(schedule, 3, 2, (1,) * 6)
+    wanted = generate_stage_to_rank_mapping(3, 6, style)
+    assert {stage: layout.rank_of(stage) for stage in range(6)} == wanted
+    assert sorted(stage for rank in range(3) for stage in layout.of_rank(rank)) == list(range(6))
+
+
+UNITS = {"forward": 1.0, "input": 1.0, "weight": 1.0, "backward": 2.0}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zbv"])
+def test_the_bubble_is_that_of_the_schedule_with_equal_stages(schedule, workers, tmp_path):
+    case = Case("ar", "auto", "auto", blocks=1, pipeline=2, schedule=schedule, model="uneven four", micro_batch=1)
+    case = replace(case, batch_size=8)
+    ranks = [[event._replace(seconds=UNITS[event.kind]) for event in theirs]
+             for theirs in workers(2).run(events, case, str(tmp_path))]  # fmt: skip
+    layout = stages.even(ParallelConfig(pipeline_stages=2, schedule=schedule), 4)
+    ended, busy = stages.simulated(ranks, layout.stages)
+    assert busy == [8 * 3 * layout.virtual] * 2
+    assert ended / busy[0] - 1 == pytest.approx(stages.bubble(ParallelConfig(pipeline_stages=2, schedule=schedule), 8))
+
+
+def test_the_bubble_chooses_the_micro_batch(tmp_path):
+    def chosen(*overrides):
+        settings = config(tmp_path, "parallel.pipeline_stages=2", "training.batch_size=16", *overrides)
+        return stages.resolved(settings).training.micro_batch
+
+    assert chosen("parallel.bubble=0.125") == 2
+    assert chosen("parallel.bubble=0.2") == 2 and chosen("parallel.bubble=0.25") == 4
+    assert chosen("parallel.bubble=0.125", "training.micro_batch=2") == 2
+    assert chosen("parallel.bubble=0.25", "parallel.shard_size=2") == 2
+    assert chosen("parallel.bubble=0.05", "parallel.schedule=zbv") == 4
+    with pytest.raises(
+        UserError, match=r"bubble=0.01: no training.micro_batch .* the least is 0.062; raise batch_size"
+    ):
+        chosen("parallel.bubble=0.01")
+    with pytest.raises(UserError, match=r"micro_batch=8: parallel.bubble=0.125 chooses 2"):
+        chosen("parallel.bubble=0.125", "training.micro_batch=8")
+
+
+@pytest.mark.parametrize(
+    "overrides, sentence",
+    [
+        ([], "schedule=1f1b on pipeline_stages=2 needs at least 2 micro-batches, and each rank has 1"),
+        (["schedule=zbv", "MICRO=2"], "needs at least 3 micro-batches"),
+        (["schedule=interleaved", "MICRO=5"], "takes micro-batches in rounds of equal size"),
+        (
+            ["schedule=zbv", "MICRO=4", "training.checkpointing=full"],
+            "checkpointing=full does not go with parallel.sch",
+        ),
+        (
+            ["schedule=zbv", "MICRO=4", "model.compile=true"],
+            "model.compile=true does not go with parallel.schedule=zbv",
+        ),
+        (["MICRO=4", "zero=3"], "parallel.zero=3 does not go with pipeline_stages=2"),
+        (
+            ["MICRO=4", "shard_size=2", "offload=true"],
+            "parallel.offload=true does not go with parallel.pipeline_stages",
+        ),
+        (["MICRO=4", "virtual_stages=2"], "parallel.virtual_stages=2 has no effect with schedule=1f1b"),
+        (["MICRO=4", "stage_layers=[1,1,1]"], "lists 3 stages, and there are 2"),
+        (["pipeline_stages=1", "schedule=zbv"], "parallel.schedule=zbv has no effect with pipeline_stages=1"),
+    ],
+)
+def test_a_launcher_starts_no_process_for_what_cannot_run(overrides, sentence, tmp_path):
+    given = ["parallel.pipeline_stages=2", "training.batch_size=1"]
+    for text in overrides:
+        key = "training.batch_size" + text[5:] if text.startswith("MICRO") else text
+        given.append(key if "." in key else f"parallel.{key}")
+    with pytest.raises(UserError) as caught:
+        check_launch(config(tmp_path, *given), 0)
+    assert sentence in str(caught.value)
+
+
+def test_a_model_with_fewer_layers_than_stages_is_refused():
+    with pytest.raises(UserError, match="makes 4 stages with schedule=zbv, and the model has 3 layers"):
+        stages.check(ParallelConfig(pipeline_stages=2, schedule="zbv"), 3)
+    with pytest.raises(UserError, match=r"stage_layers=\[1, 1\] adds up to 2, and the model has 3"):
+        stages.check(ParallelConfig(pipeline_stages=2, stage_layers=[1, 1]), 3)
