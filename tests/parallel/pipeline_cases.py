@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.parallel.trainer_cases import Case, documents
+from tests.parallel.trainer_cases import MODELS, OBJECTIVES, Case, documents
 from unmask.parallel.stages import Event
 
 
@@ -12,8 +12,6 @@ def events(case: Case, path: str) -> list[Event]:
     """The events of the last of two steps."""
     from tests.training.tiny import config
     from unmask.training.trainer import Trainer
-
-    from tests.parallel.trainer_cases import MODELS, OBJECTIVES
 
     settings = config(Path(path), *case.overrides(), "training.steps=2", objective=OBJECTIVES[case.objective],
                       model=MODELS[case.model])  # fmt: skip

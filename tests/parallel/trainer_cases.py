@@ -54,7 +54,7 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """pipeline x replicas x shards x blocks x tensor processes; zero None: 3 where shards > 1; data: packed, long or prompt;
+    """pipeline x replicas x shards x blocks x tensor ranks; zero None: the default; data: packed, long or prompt;
     options: further overrides, which a process alone is given too."""
 
     objective: str

@@ -117,8 +117,8 @@ class ParallelConfig(Section):
             )
         if self.zero in (2, 3):
             raise UserError(
-                f"parallel.zero={self.zero} does not go with pipeline_stages={self.pipeline_stages}: a pipeline's ranks "
-                f"sum gradients once a step, over all of its micro-batches; use zero=1"
+                f"parallel.zero={self.zero} does not go with pipeline_stages={self.pipeline_stages}: the ranks of a "
+                f"pipeline sum gradients once a step, over all of its micro-batches; use zero=1"
             )
         if self.prefetch:
             raise UserError(

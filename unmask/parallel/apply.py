@@ -41,9 +41,10 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel | Pipeline, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    pipeline: a rank keeps its stages' layers. tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. Then either every
-    rank keeps the whole model and gradients are summed over all processes of the mesh, or FSDP2 divides what each holds
-    over shard x block and sums them as it divides (with a tensor axis it sums them in any case).
+    tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. pipeline: a rank
+    keeps its stages' layers. Then either every rank keeps the whole model, or its stages, and gradients are summed over
+    all processes that hold the same, or FSDP2 divides what each holds over shard x block and sums them as it divides
+    (with a tensor axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None

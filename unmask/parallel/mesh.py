@@ -1,8 +1,8 @@
 """The mesh: which process is which rank of which axis, and the process groups they talk through.
 
-Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
-which share the batch as well), `block` (ranks that share a pack) and `tensor` (ranks that share every layer). FSDP2
-divides over `shard x block`.
+Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `replicate` (copies of the model that share
+a batch), `shard` (ranks that a copy is divided over, which share the batch as well), `block` (ranks that share a pack)
+and `tensor` (ranks that share every layer). FSDP2 divides over `shard x block`.
 Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
 """
 
@@ -44,9 +44,10 @@ class Mesh:
 
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
     works on (None without), replicate x (shard x block) or the latter alone; tensor: the tensor axis, of the same root
-    (None where it has one rank); group: of all processes (None: torch's default group); data: of those with this one's
-    place on the tensor axis; stage: of those that hold the same layers and parts of them; pipeline: of those that a pack
-    passes through, by stage; ends: of the first and the last of these (None elsewhere); saving: of all, for checkpoints in the background; traffic: what this process sends.
+    (None where it has one rank). Groups: group of all processes (None: torch's default group), data of those with this
+    one's place on the tensor axis, stage of those that hold the same layers and parts of them, pipeline of those that a
+    pack passes through, by stage, ends of the first and the last of these (None elsewhere), saving of all, for
+    checkpoints in the background. traffic: what this process sends.
     """
 
     device: torch.device

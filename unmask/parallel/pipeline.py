@@ -288,7 +288,9 @@ class Pipeline(nn.Module):
         """torch's schedule for so many micro-batches, with buffers of so many rows or more."""
         if self._schedule is None or self._schedule[1][0] != micro or self._schedule[1][1] < rows:
             self._rows = max(self._rows, rows)
-            stages = [self._stage(number, cast(Stage, stage)) for number, stage in zip(self.numbers, self.stages)]
+            stages = [
+                self._stage(number, cast(Stage, stage)) for number, stage in zip(self.numbers, self.stages, strict=True)
+            ]
             made: Any = stages if self.layout.schedule in ("interleaved", "zbv") else stages[0]
             schedule = SCHEDULES[self.layout.schedule](made, micro, loss_fn=lambda loss, _: loss, scale_grads=False)
             self._schedule = (schedule, (micro, self._rows))
@@ -308,7 +310,7 @@ class Pipeline(nn.Module):
         self.work.batches, hidden = [batch], None
         wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
         nll = torch.empty(0)
-        for number, stage in zip(self.numbers, cast(Any, self.stages)):
+        for number, stage in zip(self.numbers, cast(Any, self.stages), strict=True):
             if number and self.layout.rank_of(number - 1) != self.rank:
                 hidden = torch.empty(
                     (1, self.own(batch.token.shape[1]), self.width), dtype=self.wire, device=self.mesh.device

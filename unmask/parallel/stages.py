@@ -4,8 +4,8 @@ With p ranks, v stages each and m micro-batches of equal stages, ranks idle this
 
     gpipe, 1f1b     (p - 1) / m             Huang et al. 1811.06965; Narayanan et al. 1806.03377, 2006.09503
     interleaved     (p - 1) / (v m)         Narayanan et al. 2104.04473
-    zbv             (p - 1) / (6 m)         ZB-V of Qi et al. 2401.10241: m >= 2p - 1, and forward, backward of the input
-                                            and of the weights take equally long; only filling the pipeline is left
+    zbv             (p - 1) / (6 m)         ZB-V of Qi et al. 2401.10241, m >= 2p - 1: what is left is to fill the
+                                            pipeline, if forward and the two halves of backward take equally long
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Event(NamedTuple):
 
 
 def simulated(ranks: Sequence[Sequence[Event]], stages: int) -> tuple[float, list[float]]:
-    """(seconds until all have ended, seconds each computes) of ranks that do their events in order, as soon as they can.
+    """(seconds until all have ended, seconds each computes) of ranks that do their events in order, as soon as can be.
 
     Of a micro-batch, a forward pass waits for the one of the stage before, a backward pass for the one of the stage
     after. Transfers take no time.
@@ -255,7 +255,7 @@ def measured(
             end()
         row_model.train(training)
     spans, n = np.median(found, axis=0), len(layers)
-    # Forward: embedding, layers, the last of them with the head; backward: the head with the last layer, ..., embedding.
+    # Forward: embedding, layers, the last with the head; backward: the head with the last layer, layers, embedding.
     forward, backward = spans[: n + 1], spans[n + 1 :]
     typical = float(np.median(forward[1:n])) + float(np.median(backward[1:n])) if n > 1 else 0.0
     ends = float(forward[n] + backward[0])

@@ -2,8 +2,8 @@
 
 `full` keeps the input of every decoder layer (a last layer that skips rows is kept whole: its backward comes first).
 `selective` also keeps what attention returned: neither attention nor, on several ranks, its exchange runs twice.
-`mlp` keeps everything but what is inside of MLPs and experts, and repeats these alone: what a schedule can do that walks
-through a backward pass twice.
+`mlp` keeps everything but what is inside of MLPs and experts, and repeats these alone, which a schedule can do that
+walks through a backward pass twice.
 """
 
 from __future__ import annotations

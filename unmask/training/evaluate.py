@@ -25,8 +25,8 @@ def evaluate(
     """The bound of every set under the same noise at every evaluation, and the objective to go on with.
 
     report: called with (packs done, packs) after each round; it may raise to give the evaluation up. share: which of
-    the packs this process takes; module: what computes in place of the run's row model. The objective only changes under block diffusion's `clip: auto`, whose window moves to
-    where the losses of the first set vary least.
+    the packs this process takes; module: what computes in place of the run's row model. The objective only changes
+    under block diffusion's `clip: auto`, whose window moves to where the losses of the first set vary least.
     """
     from unmask.evaluation.bound import measure
 
