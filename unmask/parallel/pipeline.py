@@ -30,6 +30,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from unmask.attention.exchange import Traffic
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
@@ -169,10 +170,11 @@ class Stage(nn.Module):
         return nn.functional.pad(hidden.to(self.wire), (0, 0, 0, self.rows - hidden.shape[1])).contiguous()
 
 
-class Timed(PipelineStage):
-    """torch's stage, its computing timed on a CPU; on a GPU work goes on after these calls return."""
+class Watched(PipelineStage):
+    """torch's stage; counts what it sends, times what it computes (on a GPU work goes on after these calls return)."""
 
     work: Work
+    traffic: Traffic
     #: The tensor axis, which must know the rows of the pack that is computed again in a backward pass.
     axis: TensorAxis | None = None
 
@@ -187,6 +189,16 @@ class Timed(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         self._timed("weight", bwd_chunk_id, super().backward_weight_one_chunk, last_backward)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.traffic.count("hidden states", [send.tensor for send in sends])
+        return sends
 
     def _timed(self, kind: str, number: int, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.axis is not None:
@@ -301,8 +313,8 @@ class Pipeline(nn.Module):
         hidden = torch.empty((1, stage.rows, self.width), dtype=self.wire, device="meta", requires_grad=True)
         loss = torch.empty((), device="meta", requires_grad=True)
         ends = (torch.empty(0, device="meta") if number == 0 else hidden, loss if stage.last else hidden)
-        made = Timed(stage, number, self.layout.stages, self.mesh.device, *ends, group=self.group)
-        made.work, made.axis = self.work, self.axis
+        made = Watched(stage, number, self.layout.stages, self.mesh.device, *ends, group=self.group)
+        made.work, made.traffic, made.axis = self.work, self.mesh.traffic, self.axis
         return made
 
     def _nll(self, batch: RowBatch, objective: Objective) -> Tensor:

@@ -1,0 +1,36 @@
+"""A pipeline: what each rank holds is what the dry run says, and hidden states are all that its stages exchange."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel.shard_cases import held
+from tests.parallel.test_shard import promised
+from tests.parallel.trainer_cases import Case
+
+CASE = {"blocks": 1, "batch_size": 6, "micro_batch": 1}
+
+
+@pytest.mark.parametrize(
+    "sizes, model, stage_layers",
+    [
+        ({"schedule": "1f1b"}, "five", (2, 3)),
+        ({"schedule": "zbv"}, "uneven four", (1, 1, 1, 1)),
+        ({"schedule": "1f1b", "shards": 2}, "uneven", (1, 1)),
+    ],
+)
+def test_memory_is_foretold_to_the_byte(sizes, model, stage_layers, workers, tmp_path, monkeypatch):
+    case = Case("mdlm (llada)", "auto", "auto", pipeline=2, model=model, stage_layers=stage_layers, **CASE, **sizes)
+    found = workers(case.ranks).run(held, case, str(tmp_path / "run"))
+    facts = promised(case, tmp_path / "dry", monkeypatch)
+    for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        assert max(each[name] for each in found) == facts[name], name
+    assert facts["processes"] == case.ranks and facts["stage_layers"] == list(stage_layers)
+
+
+def test_only_hidden_states_and_their_gradients_travel(workers, tmp_path):
+    """Of one length: six micro-batches there and six back, 32 rows of width 32 in fp64; the last layer's loss stays."""
+    case = Case("ar", "auto", "auto", data="long", pipeline=2, model="uneven", stage_layers=(1, 1), **CASE)
+    sent = workers(2).run(held, case, str(tmp_path))[0]["sent"]
+    assert [each["hidden states"] for each in sent] == [6 * 32 * 32 * 8] * 2
+    assert all(set(each) == {"hidden states"} for each in sent)
