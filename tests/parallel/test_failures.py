@@ -33,6 +33,12 @@ LONG = "training.steps=5000"
         (2, ["parallel.shard_size=2", "parallel.offload=true"], "parallel.offload=true has no effect on a CPU"),
         (2, ["parallel.data_parallel_size=2", "parallel.zero=2"], "parallel.zero=2 has no effect: no ranks divide"),
         (2, ["parallel.shard_size=2", "log.noise_scale=true"], "FSDP2 (parallel.shard_size, parallel.zero) sums"),
+        (2, ["parallel.pipeline_stages=2", "log.noise_scale=true"], "spread over parallel.pipeline_stages ranks"),
+        (
+            2,
+            ["parallel.pipeline_stages=2", "parallel.schedule=zbv", "training.batch_size=3"],
+            "makes 4 stages with schedule=zbv, and the model has 2 layers",
+        ),
         (2, ["parallel.block_parallel_size=2", "parallel.blocks=2"], "unknown key 'parallel.blocks'"),
     ],
 )

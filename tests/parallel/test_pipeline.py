@@ -28,9 +28,10 @@ def test_memory_is_foretold_to_the_byte(sizes, model, stage_layers, workers, tmp
     assert facts["processes"] == case.ranks and facts["stage_layers"] == list(stage_layers)
 
 
-def test_only_hidden_states_and_their_gradients_travel(workers, tmp_path):
-    """Of one length: six micro-batches there and six back, 32 rows of width 32 in fp64; the last layer's loss stays."""
+def test_only_hidden_states_and_their_gradients_travel(workers, tmp_path, monkeypatch):
+    """Six packs of as many rows, there and back, of width 32 in fp64."""
     case = Case("ar", "auto", "auto", data="long", pipeline=2, model="uneven", stage_layers=(1, 1), **CASE)
-    sent = workers(2).run(held, case, str(tmp_path))[0]["sent"]
-    assert [each["hidden states"] for each in sent] == [6 * 32 * 32 * 8] * 2
+    sent = workers(2).run(held, case, str(tmp_path / "run"))[0]["sent"]
+    rows = promised(case, tmp_path / "dry", monkeypatch)["rows_first_step"]
+    assert [each["hidden states"] for each in sent] == [rows * 32 * 8] * 2
     assert all(set(each) == {"hidden states"} for each in sent)

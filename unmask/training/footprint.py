@@ -128,6 +128,7 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
         optimizer = optimizers.build(run.model, run.config.optimizer)
         trained = [each for each in parameters if each.requires_grad]
         part = _Parts(run)
+        ours = _of_stages(run, part)
         for each in trained:
             each.grad = torch.zeros_like(each)
         gradients = sum(map(_size, trained))
@@ -146,7 +147,6 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     widths = row_model.widths(run.dtype)
     passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
     temporary = round((max(0, ledger.peak - held - gradients - states) + passing) * _waiting(run))
-    ours = _of_stages(run, part)
     parts = [sum(part(each, each) for each in tensors if each in ours) for tensors in (parameters, trained)]
     own_states = sum(
         part(value, own) for own, state in optimizer.state.items() if own in ours for value in state.values()
@@ -154,7 +154,7 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     averages = 0
     if training.ema:
         averages = sum(part(each, each) * max(1, 4 // each.element_size()) for each in trained if each in ours)
-    lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run, ours))
+    lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run))
     if run.device.type != "cpu":
         return Footprint(*lasting, temporary, 0, 0)
     return Footprint(*lasting, temporary, round(KEPT * temporary), max(0, resident - held))
@@ -193,7 +193,7 @@ def _waiting(run: Run) -> float:
     return min(micro, ahead) * most / layers
 
 
-def _gathered(run: Run, ours: set[nn.Parameter]) -> int:
+def _gathered(run: Run) -> int:
     """Bytes of whole parameters and gradients while a step runs (see `unmask.parallel.shard`).
 
     At level 3 the layer that runs, the next ones and what belongs to no layer; the gradients of one layer, or of those.
@@ -206,7 +206,7 @@ def _gathered(run: Run, ours: set[nn.Parameter]) -> int:
         sum(part(each, each) // each.element_size() for each in layer.parameters())
         for layer in decoder_layers(run.model)
     ]
-    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in ours)
+    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in _of_stages(run, part))
     rest = every - sum(sizes)
     whole = every
     if parallel.level == 3:
