@@ -6,6 +6,17 @@ from pathlib import Path
 
 from tests.parallel.trainer_cases import MODELS, OBJECTIVES, Case, documents
 from unmask.parallel.stages import Event
+from unmask.tracking import Record
+
+
+def records(case: Case, path: str) -> list[Record]:
+    """The records of every step."""
+    from tests.training.tiny import config, log
+    from unmask.training.trainer import Trainer
+
+    trainer = Trainer(config=config(Path(path), *case.overrides(), "training.steps=4"))
+    trainer.train(documents(case.data))
+    return log(Path(path)) if trainer.mesh.first else []
 
 
 def events(case: Case, path: str) -> list[Event]:

@@ -190,6 +190,7 @@ PIPELINE = [
         ((4, 1, 1, 1, 1), ("1f1b", "mdlm (dream)", "five", "packed"), {"stage_layers": (2, 1, 1, 1)}),
         ((2, 2, 1, 1, 1), ("gpipe", "block_diffusion (sdar)", "full", "prompt"), {"batch_size": 5}),
         ((2, 1, 2, 1, 1), ("1f1b", "block_diffusion (bd3lm)", "full", "prompt"), {}),
+        ((2, 1, 2, 1, 1), ("interleaved", "clip auto", "uneven four", "packed"), {"options": EVALUATED}),
         ((2, 1, 2, 1, 1), ("zbv", "fast_dllm_v2", "five", "packed"), {"batch_size": 6}),
         ((2, 1, 1, 1, 2), ("1f1b", "block_diffusion (bd3lm)", "full", "packed"), {"checkpointing": "full"}),
         ((2, 1, 1, 1, 2), ("interleaved", "mdlm (llada)", "uneven four", "prompt"), {"checkpointing": "mlp"}),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.parallel.pipeline_cases import records
 from tests.parallel.shard_cases import held
 from tests.parallel.test_shard import promised
 from tests.parallel.trainer_cases import Case
@@ -35,3 +38,20 @@ def test_only_hidden_states_and_their_gradients_travel(workers, tmp_path, monkey
     rows = promised(case, tmp_path / "dry", monkeypatch)["rows_first_step"]
     assert [each["hidden states"] for each in sent] == [rows * 32 * 8] * 2
     assert all(set(each) == {"hidden states"} for each in sent)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"blocks": 2, "placement": "csbp"}])
+def test_the_log_has_what_one_process_logs(sizes, workers, tmp_path):
+    """Losses by level come from the last stage, counts from the first rank of a pack."""
+    case = replace(Case("ar", "auto", "auto", pipeline=2, stage_layers=(1, 1), **CASE), **sizes)
+    ours, wanted = (
+        workers(case.ranks).run(records, case, str(tmp_path / "ours"))[0],
+        records(case.alone(), str(tmp_path)),
+    )
+    assert len(ours) == len(wanted) == 4
+    for one, other in zip(ours, wanted, strict=True):
+        shared = {key for key in other if key.startswith("nll") or key in ("rows", "tokens", "loss")}
+        assert len(shared) > 4 and {key: one[key] for key in shared} == pytest.approx(
+            {key: other[key] for key in shared}
+        )
+        assert len(one["rank_idle"]) == case.ranks and min(one["rank_idle"]) > 0

@@ -13,6 +13,7 @@ own rows is zero and cut off again.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -213,8 +214,8 @@ class Watched(PipelineStage):
 class Pipeline(nn.Module):
     """A rank's stages and their schedule: what a training step calls.
 
-    row_model: the decoder with this rank's layers and nothing of the others', whose packs it makes; tied: the weight
-    that embedding and head share where two ranks hold it, whose gradients are summed over both.
+    row_model: becomes, in place, the decoder with this rank's layers and nothing of the others'; arithmetic: the
+    context a stage computes in; wire: the dtype of hidden states on their way; axis: the tensor axis, if any.
     """
 
     def __init__(
@@ -230,6 +231,8 @@ class Pipeline(nn.Module):
         self.mesh, self.layout, self.axis, self.wire = mesh, layout, axis, wire
         self.rank, self.group = mesh.position["pipeline"], mesh.pipeline
         self.work, model = Work(), row_model.model
+        # Of an error torch prints the whole schedule; whoever runs the program is told in one sentence.
+        logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
         self.width = model.config.hidden_size
         row_model.shape  # noqa: B018  kept from here on: of all layers
         ranks = 1 if axis is None else axis.size
@@ -248,7 +251,6 @@ class Pipeline(nn.Module):
         self.row_model = self._without_others(row_model, self.first or self.tied)
         self._schedule: tuple[Any, tuple[int, int]] | None = None
         self._rows = 0
-        self._began: float | None = None
         self._idle = 0.0
 
     @property
@@ -275,7 +277,10 @@ class Pipeline(nn.Module):
         schedule = self._scheduled(len(batches), max(batch.token.shape[1] for batch in batches))
         start = time.perf_counter()
         number = torch.arange(len(batches))
-        schedule.step(number=number, target=number, losses=[], return_outputs=False)
+        try:
+            schedule.step(number=number, target=number, losses=[], return_outputs=False)
+        except RuntimeError as error:  # torch tells of the stage and its arguments, and gives as cause what went wrong
+            raise _cause(error) from error
         self._idle += time.perf_counter() - start - sum(event.seconds for event in work.events)
         work.batches = ()
         return [work.found[index] for index in sorted(work.found)]
@@ -355,6 +360,12 @@ class Pipeline(nn.Module):
             _leave_out(model, model.get_output_embeddings())
             _leave_out(base, _norm(base))
         return row_model
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _weight(module: nn.Module) -> Any:
