@@ -280,7 +280,7 @@ class Pipeline(nn.Module):
         try:
             schedule.step(number=number, target=number, losses=[], return_outputs=False)
         except RuntimeError as error:  # torch tells of the stage and its arguments, and gives as cause what went wrong
-            raise _cause(error) from error
+            raise _cause(error) from None
         self._idle += time.perf_counter() - start - sum(event.seconds for event in work.events)
         work.batches = ()
         return [work.found[index] for index in sorted(work.found)]
