@@ -84,6 +84,7 @@ class Gradients:
         if not passed:
             return
         module, mesh = self.module, self.mesh
+        self.scaler.scale(torch.zeros((), device=mesh.device))  # it begins with the first loss, and here may be none
         batches = [self.run.row_model.collate(micro[number]) for number in passed]
         if mesh.shards is not None:
             shard.accumulating(module)
