@@ -31,7 +31,7 @@ MODEL = {
     "model_type": "qwen3", "num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 768, "vocab_size": 256,
 }  # fmt: skip
-PACK = 1024
+PACK = 512
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zbv")
 #: A measured step may take so much longer than its theory.
 GOAL = 1.10
