@@ -141,8 +141,8 @@ class TrainingConfig(Section):
     ema: Beta = 0.0
     #: Arithmetic of the forward pass: autocast to bf16 or fp16 (with loss scaling), or none.
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    #: Activation checkpointing: `full` recomputes whole layers, `selective` keeps attention's result.
-    checkpointing: Literal["none", "full", "selective"] = "none"
+    #: Activation checkpointing: `full` recomputes layers, `selective` keeps attention's result, `mlp` only their MLPs.
+    checkpointing: Literal["none", "full", "selective", "mlp"] = "none"
     #: Of random weights, the order of the data and the noise.
     seed: int = Field(default=0, ge=0, lt=2**63)
     #: Only torch algorithms that give the same bits every time; an operation without one is an error.

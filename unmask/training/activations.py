@@ -2,19 +2,33 @@
 
 `full` keeps the input of every decoder layer (a last layer that skips rows is kept whole: its backward comes first).
 `selective` also keeps what attention returned: neither attention nor, on several ranks, its exchange runs twice.
+`mlp` keeps everything of a layer but what lies inside of its MLP or experts, the widest part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from unmask.errors import UserError
+from unmask.models.check import decoder_layers
 
 
 def apply(model: Any, mode: str) -> None:
-    """Switch checkpointing of a transformers model on: mode is `none`, `full` or `selective`."""
+    """Switch checkpointing of a transformers model on: mode is `none`, `full`, `selective` or `mlp`.
+
+    UserError for `mlp` where the layers have no such part.
+    """
     if mode == "none":
+        return
+    if mode == "mlp":
+        for mlp in mlps(model):
+            mlp.forward = partial(_again, mlp.forward)  # type: ignore[method-assign]
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
@@ -22,6 +36,21 @@ def apply(model: Any, mode: str) -> None:
 
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+
+
+def mlps(model: Any) -> list[nn.Module]:
+    """The MLP (or the experts) of every decoder layer; UserError where a layer has none that goes by that name."""
+    found = [getattr(layer, "mlp", None) for layer in decoder_layers(model)]
+    if not all(isinstance(each, nn.Module) for each in found):
+        raise UserError(
+            f"training.checkpointing=mlp: the layers of {type(model).__name__} have no part called mlp; "
+            f"use full or selective"
+        )
+    return [each for each in found if each is not None]
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _keep_attention(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
