@@ -136,9 +136,11 @@ TENSOR = [
     replace(BASE, blocks=1, tensor=4, model="uneven", checkpointing="selective"),
     replace(BASE, blocks=2, tensor=2, model="uneven", objective="fast_dllm_v2", exchange="ulysses"),
     replace(BASE, blocks=1, replicas=2, tensor=2, batch_size=4, micro_batch=1, data="prompt"),
-    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1),
+    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1, options=("optimizer.state=bf16",)),
     replace(BASE, blocks=2, replicas=2, tensor=2, batch_size=4, micro_batch=1, objective="block_diffusion (sdar)"),
 ]
+#: Matrices that are large enough for means in blocks (`unmask.training.low_precision`).
+BLOCKS = ("model.config.intermediate_size=128",)
 #: FSDP2: (copies, shards, blocks, level of ZeRO), and what else varies. Six micro-batches on four ranks: some run on
 #: nothing; on three ranks no dimension divides.
 SHARDED = [
@@ -165,6 +167,8 @@ SHARDED = [
         ((1, 2, 2, 3), ("fast_dllm_v2", "csbp", "packed", 2, "mlp"), {"model": "experts", **SINGLES}),
         ((2, 2, 1, 2), ("mdlm (llada)", "auto", "prompt", 6, "none"), SINGLES),
         ((1, 2, 1, 3), ("clip auto", "auto", "packed", 4, "none"), {"options": EVALUATED}),
+        ((1, 2, 1, 3), ("mdlm (llada)", "auto", "packed", 4, "none"), {"options": ("optimizer.state=8bit", *BLOCKS)}),
+        ((2, 2, 1, 2), ("ar", "auto", "packed", 6, "none"), {"options": ("optimizer.state=4bit", *BLOCKS)}),
     )
 ]
 #: (rows of the matrix by what they show, in the order in which they run)

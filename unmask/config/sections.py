@@ -98,6 +98,8 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
+    #: adamw: how the running means are kept: `full` as the parameters, bf16, 8bit or 4bit.
+    state: Literal["full", "bf16", "8bit", "4bit"] = "full"
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)
 

@@ -47,5 +47,10 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def adamw(parameters: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step."""
+    """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step; with means in
+    fewer bits (`config.state`) see `unmask.training.low_precision`."""
+    if config.state != "full":
+        from unmask.training.low_precision import LowPrecisionAdamW
+
+        return LowPrecisionAdamW(parameters, config)
     return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
