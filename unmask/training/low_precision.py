@@ -4,9 +4,9 @@
     W <- (1 - lr decay) W - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
 and then m and v are rounded. In 8 bits (Dettmers et al. 2110.02861) and in 4 (Li et al. 2309.01507) a block of elements
-has one scale in fp32, and an element is the number of the nearest entry of a table. The tables are those of bitsandbytes
-and torchao. A block lies inside of a row of its matrix here, so that codes and scales are plain tensors, divided by rows
-as the matrix is: a checkpoint goes on bit for bit on any other mesh, which torchao's, whose blocks depend on it, does not.
+has one scale in fp32, and an element is the number of the nearest entry of a table, those of bitsandbytes and torchao.
+Here a block lies inside of a row of its matrix, so that codes and scales are plain tensors, divided by rows as the matrix
+is, and a checkpoint goes on bit for bit on any other mesh; torchao's blocks depend on the mesh.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def block_of(parameter: Tensor, bits: int) -> int:
 class LowPrecisionAdamW(Optimizer):
     """AdamW with means in `config.state`: bf16, 8bit or 4bit; parameters may be DTensors, whose state then is, too.
 
-    State of a parameter: step, and exp_avg and exp_avg_sq in bf16 or fp32 (fp64 of fp64), or as codes in uint8 (two in a
-    byte with 4 bits) beside exp_avg_scale and exp_avg_sq_scale, fp32 [..., row / block].
+    State of a parameter: step, and exp_avg and exp_avg_sq in bf16 or fp32 (fp64 of fp64), or as codes in uint8 (with 4
+    bits two in a byte) beside exp_avg_scale and exp_avg_sq_scale, fp32 [..., row / block].
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig):
@@ -183,8 +183,8 @@ class Codec:
 def table(bits: int, signed: bool) -> Tensor:
     """The 2^bits entries, rising, of which the last is 1, in fp32.
 
-    Decades, each with twice the points of the one below it (dynamic tree quantisation); of a mean square in 4 bits, 1/16
-    to 1: near zero a decade would round to a mean square of zero.
+    Decades, each with twice the points of the one below it (dynamic tree quantisation). Of a mean square in 4 bits, 1/16
+    to 1: none may be rounded to zero, which divides.
     """
     if bits == 4 and not signed:
         return torch.arange(1, 17) / 16
