@@ -5,8 +5,8 @@
 
 and then m and v are rounded. In 8 bits (Dettmers et al. 2110.02861) and in 4 (Li et al. 2309.01507) a block of elements
 has one scale in fp32, and an element is the number of the nearest entry of a table, those of bitsandbytes and torchao.
-Here a block lies inside of a row of its matrix, so that codes and scales are plain tensors, divided by rows as the matrix
-is, and a checkpoint goes on bit for bit on any other mesh; torchao's blocks depend on the mesh.
+Here a block lies inside of a row of its matrix: codes and scales are plain tensors, divided by rows as the matrix is, and
+a checkpoint goes on bit for bit on any other mesh. torchao's blocks depend on the mesh.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class Codec:
 def table(bits: int, signed: bool) -> Tensor:
     """The 2^bits entries, rising, of which the last is 1, in fp32.
 
-    Decades, each with twice the points of the one below it (dynamic tree quantisation). Of a mean square in 4 bits, 1/16
-    to 1: none may be rounded to zero, which divides.
+    Decades, each with twice the points of the one below it (dynamic tree quantisation). Of a mean square in 4 bits,
+    1/16 to 1: none may be rounded to zero, which divides.
     """
     if bits == 4 and not signed:
         return torch.arange(1, 17) / 16
