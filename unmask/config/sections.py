@@ -145,6 +145,8 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     #: Activation checkpointing: `full` recomputes layers, `selective` keeps attention's result, `mlp` only their MLPs.
     checkpointing: Literal["none", "full", "selective", "mlp"] = "none"
+    #: What `full` or `selective` keeps waits in the CPU's memory until the backward pass (on a GPU).
+    offload_activations: bool = False
     #: Of random weights, the order of the data and the noise.
     seed: int = Field(default=0, ge=0, lt=2**63)
     #: Only torch algorithms that give the same bits every time; an operation without one is an error.

@@ -17,12 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers
+from unmask.training.offload import Offload
 
 
-def apply(model: Any, mode: str) -> None:
+def apply(model: Any, mode: str, offload: Offload | None = None) -> None:
     """Switch checkpointing of a transformers model on: mode is `none`, `full`, `selective` or `mlp`.
 
-    UserError for `mlp` where the layers have no such part.
+    offload: where `full` and `selective` put what they keep. UserError for `mlp` where the layers have no such part.
     """
     if mode == "none":
         return
@@ -34,8 +35,13 @@ def apply(model: Any, mode: str) -> None:
     if mode == "selective":
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+        keeping = partial(create_selective_checkpoint_contexts, _keep_attention)
+        # torch's policies that offload do so in compiled layers only.
+        options["context_fn"] = keeping if offload is None else offload.keeping(torch.ops.unmask.attend.default)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    for layer in decoder_layers(model) if offload is not None else ():
+        each: Any = layer
+        each._gradient_checkpointing_func = offload.around(each._gradient_checkpointing_func)
 
 
 def mlps(model: Any) -> list[nn.Module]:

@@ -5,8 +5,8 @@
 
 and then m and v are rounded. In 8 bits (Dettmers et al. 2110.02861) and in 4 (Li et al. 2309.01507) a block of elements
 has one scale in fp32, and an element is the number of the nearest entry of a table, those of bitsandbytes and torchao.
-Here a block lies inside of a row of its matrix: codes and scales are plain tensors, divided by rows as the matrix is, and
-a checkpoint goes on bit for bit on any other mesh. torchao's blocks depend on the mesh.
+Here a block lies inside of a row of its matrix: codes and scales are plain tensors, divided by rows as the matrix is. A
+checkpoint goes on bit for bit on any other mesh; torchao's blocks depend on the mesh.
 """
 
 from __future__ import annotations

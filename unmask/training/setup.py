@@ -117,6 +117,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
     device = device_of(config)
+    refusals.check_device(config, device)
     choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
