@@ -20,7 +20,11 @@ ON = {
     "4 shards": replace(BASE, blocks=1, shards=4, micro_batch=1, zero=2),
     "2 shards of 2 copies": replace(BASE, blocks=1, shards=2, replicas=2, micro_batch=1),
     "2 shards of 2 blocks": replace(BASE, shards=2),
+    "2 tensor": replace(BASE, blocks=1, tensor=2),
+    "2 tensor of 2 shards": replace(BASE, blocks=1, tensor=2, shards=2),
 }
+#: Averages, a loss scale that has moved, and means in blocks of 8 bits (of fp32 weights, as fp16 needs).
+EVERYTHING = ("training.ema=0.9", "optimizer.state=8bit", "model.config.intermediate_size=128", "optimizer.eps=1e-4")
 
 
 def run(workers, case, path, stop=None):
@@ -48,6 +52,11 @@ def whole(tmp_path_factory):
         ("2 replicas", "2 shards of 2 copies"),
         ("2 shards of 2 copies", "2 shards of 2 blocks"),
         ("2 shards of 2 blocks", "4 blocks"),
+        ("4 shards", "2 shards"),
+        ("2 shards", "2 shards of 2 copies"),
+        ("2 tensor of 2 shards", "2 shards"),
+        ("2 replicas", "2 tensor"),
+        ("2 tensor", "1"),
     ],
 )
 def test_on_another_number_of_processes(first, second, workers, whole, tmp_path):
