@@ -29,7 +29,7 @@ def apply(model: Any, mode: str, offload: Offload | None = None) -> None:
         return
     if mode == "mlp":
         for mlp in mlps(model):
-            mlp.forward = partial(_again, mlp.forward)  # type: ignore[method-assign]
+            mlp.forward = partial(_again, mlp.forward)
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
@@ -39,8 +39,10 @@ def apply(model: Any, mode: str, offload: Offload | None = None) -> None:
         # torch's policies that offload do so in compiled layers only.
         options["context_fn"] = keeping if offload is None else offload.keeping(torch.ops.unmask.attend.default)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-    for layer in decoder_layers(model) if offload is not None else ():
-        each: Any = layer
+    if offload is None:
+        return
+    layers: list[Any] = decoder_layers(model)
+    for each in layers:
         each._gradient_checkpointing_func = offload.around(each._gradient_checkpointing_func)
 
 
