@@ -1,17 +1,19 @@
-"""Composed parallelism: what dividing a model with FSDP2 costs over copies of it, a step of two processes.
+"""Composed parallelism: what dividing a model with FSDP2 costs over copies of it, a step of two processes; and what
+checkpoints in the background cost.
 
 Both sides live in the same processes and take turns, step by step, so that the machine's drift meets them alike; a
 round's time is that of the slowest rank, a figure the median over rounds of the ratio. Processor time leaves out what a
 rank waits, for another rank or for a core that other work holds.
 
-    python benchmarks/hybrid.py [--json] [--rounds 15]
+    python benchmarks/hybrid.py [--json] [--rounds 15] [--only sharding saving]
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
+import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import Figure, report
+from common import Figure, run_cases
 
 RANKS = 2
 MODEL = {
@@ -135,13 +137,83 @@ def sharding(rounds: int) -> list[Figure]:
             for name in SIDES if name != "copies" for which, what in enumerate(("time", "processor time"))]  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    return report(sharding(options.rounds), options.json)
+#: Sides of `saving`: sizes of the mesh by name.
+SAVED: dict[str, dict[str, int]] = {
+    "1 process": {}, "2 copies": {"data_parallel_size": 2}, "2 shards": {"shard_size": 2}
+}  # fmt: skip
+#: Steps between two checkpoints of `saving`.
+INTERVAL = 40
+
+
+def train(rank: int, size: int, port: int, sizes: dict[str, int], rounds: int, pipe: Any) -> None:
+    """One rank of a run with checkpoints in the background; answers with the seconds at which each step ended."""
+    import numpy as np
+
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCH_CPP_LOG_LEVEL="ERROR",
+    )  # fmt: skip
+    from unmask import Config, Trainer
+
+    tokens = np.random.default_rng(0).integers(0, 4095, (8, PACK)).tolist()
+    ended: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder if size == 1 else str(Path(tempfile.gettempdir()) / f"unmask-hybrid-{port}")
+        tree = {
+            "model": {"config": MODEL, "mask_token_id": 4095},
+            "data": {"pack_tokens": PACK},
+            "objective": {"name": "block_diffusion", "block_size": 32},
+            "parallel": sizes,
+            "training": {"steps": (rounds + 1) * INTERVAL + 1, "batch_size": size, "threads": 1},
+            "checkpoint": {"path": path, "every": INTERVAL, "asynchronous": True, "keep": 1},
+            "log": {"console": "none"},
+        }
+        config = Config.parse(tree, "benchmark")
+        trainer = Trainer(config=config, callbacks=[lambda *_: ended.append(time.perf_counter())])
+        trainer.train([{"input_ids": each} for each in tokens])
+        pipe.send(ended)
+        if size > 1 and rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def saving(rounds: int) -> list[Figure]:
+    """What checkpoints in the background add to a run: of an interval's two halves, that with the save over the other.
+
+    The half that begins with a save has the copy, and the writing beside its steps; half of the difference is the
+    interval's.
+    """
+    found = []
+    for name, sizes in SAVED.items():
+        ranks, port = max([1, *sizes.values()]), free_port()
+        pipes, processes = [], []
+        context = multiprocessing.get_context("spawn")
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=train, args=(rank, ranks, port, sizes, rounds, theirs))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            ended = pipes[0].recv()
+        except EOFError:
+            sys.exit(f"a rank of {name} died")
+        for process in processes:
+            process.join()
+        half, shares = INTERVAL // 2, []
+        for save in range(INTERVAL - 1, rounds * INTERVAL, INTERVAL):  # the callback runs before the save
+            with_save, without = (ended[save + (k + 1) * half] - ended[save + k * half] for k in (0, 1))
+            shares.append((with_save - without) / (2 * without))
+        what = f"saving in the background: part of the time of {INTERVAL} steps, {name}"
+        found.append(Figure(what, statistics.median(shares), 0.05, "<="))
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, {"sharding": sharding, "saving": saving}, 15, "rounds of each case"))

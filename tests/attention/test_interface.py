@@ -124,7 +124,7 @@ def test_under_autocast_one_dtype_reaches_attend(calls: dict[str, int]) -> None:
     assert all(x.isfinite().all() for x in gradients(model, hidden).values())
 
 
-@pytest.mark.parametrize(("mode", "forwards"), [("none", 1), ("full", 2), ("selective", 1)])
+@pytest.mark.parametrize(("mode", "forwards"), [("none", 1), ("full", 2), ("selective", 1), ("mlp", 1)])
 def test_checkpointing_repeats_attention_only_when_asked(mode: str, forwards: int, calls: dict[str, int]) -> None:
     rows = diffusion([20, 7], 4)
     plan = Plan.from_rows(rows)

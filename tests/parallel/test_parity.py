@@ -129,14 +129,18 @@ TENSOR = [
         BASE, blocks=1, tensor=2, objective="fast_dllm_v2", batch_size=4, micro_batch=1, dtype="float32", options=SMOOTH
     ),
     replace(BASE, blocks=2, tensor=2, data="long"),
-    replace(BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)"),
+    replace(
+        BASE, blocks=2, tensor=2, placement="context", exchange="ring", objective="mdlm (llada)", checkpointing="mlp"
+    ),
     replace(BASE, blocks=1, tensor=2, model="sliding", data="long", objective="block_diffusion (causal clean)"),
     replace(BASE, blocks=1, tensor=4, model="uneven", checkpointing="selective"),
     replace(BASE, blocks=2, tensor=2, model="uneven", objective="fast_dllm_v2", exchange="ulysses"),
     replace(BASE, blocks=1, replicas=2, tensor=2, batch_size=4, micro_batch=1, data="prompt"),
-    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1),
+    replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1, options=("optimizer.state=bf16",)),
     replace(BASE, blocks=2, replicas=2, tensor=2, batch_size=4, micro_batch=1, objective="block_diffusion (sdar)"),
 ]
+#: Matrices that are large enough for means in blocks (`unmask.training.low_precision`).
+BLOCKS = ("model.config.intermediate_size=128",)
 #: FSDP2: (copies, shards, blocks, level of ZeRO), and what else varies. Six micro-batches on four ranks: some run on
 #: nothing; on three ranks no dimension divides.
 SHARDED = [
@@ -151,7 +155,7 @@ SHARDED = [
         ((1, 2, 1, 3), ("fast_dllm_v2", "auto", "packed", 2, "selective"), {"prefetch": 1}),
         ((1, 3, 1, 3), ("ar", "auto", "packed", 4, "none"), {}),
         ((1, 4, 1, 3), ("mdlm (dream)", "auto", "packed", 6, "full"), {}),
-        ((1, 4, 1, 1), ("block_diffusion (sdar)", "auto", "prompt", 6, "none"), {}),
+        ((1, 4, 1, 1), ("block_diffusion (sdar)", "auto", "prompt", 6, "mlp"), {}),
         ((2, 2, 1, 3), ("block_diffusion (llada2)", "auto", "long", 8, "none"), {}),
         ((2, 2, 1, 1), ("mdlm (mdlm)", "auto", "prompt", 6, "selective"), {}),
         ((2, 1, 2, 2), ("fast_dllm_v2", "csbp", "packed", 4, "none"), {}),
@@ -160,9 +164,11 @@ SHARDED = [
         ((1, 2, 2, 2), ("fast_dllm_v2", "auto", "packed", 4, "selective"), {}),
         ((1, 2, 2, 1), ("mdlm (llada)", "context", "long", 3, "none"), {}),
         ((1, 2, 1, 3), ("block_diffusion (bd3lm)", "auto", "packed", 4, "none"), {"model": "experts", **SINGLES}),
-        ((1, 2, 2, 3), ("fast_dllm_v2", "csbp", "packed", 2, "none"), {"model": "experts", **SINGLES}),
+        ((1, 2, 2, 3), ("fast_dllm_v2", "csbp", "packed", 2, "mlp"), {"model": "experts", **SINGLES}),
         ((2, 2, 1, 2), ("mdlm (llada)", "auto", "prompt", 6, "none"), SINGLES),
         ((1, 2, 1, 3), ("clip auto", "auto", "packed", 4, "none"), {"options": EVALUATED}),
+        ((1, 2, 1, 3), ("mdlm (llada)", "auto", "packed", 4, "none"), {"options": ("optimizer.state=8bit", *BLOCKS)}),
+        ((2, 2, 1, 2), ("ar", "auto", "packed", 6, "none"), {"options": ("optimizer.state=4bit", *BLOCKS)}),
     )
 ]
 #: Pipelines of (ranks, copies, shards, blocks, tensor): schedule, objective, model, data, and what else varies. Model

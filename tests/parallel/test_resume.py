@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.parallel.trainer_cases import STEPS, Case, train
+from unmask.models import checkpoints as layout
+from unmask.models.checkpoints import open_model
 
 BASE = Case("block_diffusion (bd3lm)", "csbp", batch_size=4, micro_batch=2)
 ON = {
@@ -23,7 +25,11 @@ ON = {
     "2 stages": replace(BASE, blocks=1, pipeline=2, micro_batch=1),
     "2 stages, untied": replace(BASE, blocks=1, pipeline=2, micro_batch=1, model="uneven"),
     "2 stages of 2 shards": replace(BASE, blocks=1, pipeline=2, shards=2, micro_batch=1),
+    "2 tensor": replace(BASE, blocks=1, tensor=2),
+    "2 tensor of 2 shards": replace(BASE, blocks=1, tensor=2, shards=2),
 }
+#: Averages, and means in blocks of 8 bits.
+EVERYTHING = ("training.ema=0.9", "optimizer.state=8bit", "model.config.intermediate_size=128")
 
 
 def run(workers, case, path, stop=None):
@@ -55,6 +61,11 @@ def whole(tmp_path_factory):
         ("1", "2 stages"),
         ("2 stages", "2 shards"),
         ("2 shards of 2 copies", "2 stages of 2 shards"),
+        ("4 shards", "2 shards"),
+        ("2 shards", "2 shards of 2 copies"),
+        ("2 tensor of 2 shards", "2 shards"),
+        ("2 replicas", "2 tensor"),
+        ("2 tensor", "1"),
     ],
 )
 def test_on_another_number_of_processes(first, second, workers, whole, tmp_path):
@@ -77,3 +88,28 @@ def test_on_the_same_ten_and_ten_are_twenty_bit_for_bit(on, dtype, workers, tmp_
     assert halves["loss"] == twenty["loss"] and halves["norm"] == twenty["norm"]
     for name, weight in twenty["weights"].items():
         assert np.array_equal(halves["weights"][name], weight), name
+
+
+@pytest.mark.parametrize("first, second", [("4 shards", "1"), ("2 shards of 2 blocks", "2 shards")])
+def test_averages_and_means_in_blocks_go_along(first, second, workers, tmp_path):
+    before, after, alone = (replace(ON[on], options=EVERYTHING) for on in (first, second, "1"))
+    run(workers, before, tmp_path / "parts", stop=5)
+    rest, whole = run(workers, after, tmp_path / "parts"), train(alone, str(tmp_path / "whole"))
+    np.testing.assert_allclose(rest["loss"], whole["loss"], rtol=1e-10, atol=1e-10)
+    for name, average in averages(tmp_path / "whole").items():
+        np.testing.assert_allclose(averages(tmp_path / "parts")[name], average, rtol=1e-10, atol=1e-10)
+
+
+def averages(path):
+    model = open_model(path / "ema").model
+    return {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("first, second", [("4 shards", "2 replicas"), ("1", "2 shards")])
+def test_the_loss_scale_goes_along(first, second, workers, tmp_path):
+    """Counted over all twenty steps, as it is on one mesh."""
+    before, after = (replace(ON[on], dtype="float32", options=("training.precision=fp16",)) for on in (first, second))
+    run(workers, before, tmp_path, stop=5)
+    run(workers, after, tmp_path)
+    state = layout.state_of(layout.step_folder(tmp_path, STEPS))["scaler"]
+    assert (state["_growth_tracker"], state["scale"]) == (STEPS, 2.0**16)

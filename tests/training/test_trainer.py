@@ -71,7 +71,7 @@ class AttendCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("mode, calls", [("none", 2), ("full", 4), ("selective", 2)])
+@pytest.mark.parametrize("mode, calls", [("none", 2), ("full", 4), ("selective", 2), ("mlp", 2)])
 def test_checkpointing_changes_nothing_but_the_work(tmp_path, mode, calls, monkeypatch):
     """Same loss and gradients; two layers attend twice, or twice more where attention is computed again."""
     options = [*PLAIN, "training.clip=0", "training.steps=1", "model.dtype=float64", "training.micro_batch=2"]

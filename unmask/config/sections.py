@@ -98,6 +98,8 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
+    #: adamw: how the running means are kept: `full` as the parameters, bf16, 8bit or 4bit.
+    state: Literal["full", "bf16", "8bit", "4bit"] = "full"
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)
 
@@ -141,8 +143,10 @@ class TrainingConfig(Section):
     ema: Beta = 0.0
     #: Arithmetic of the forward pass: autocast to bf16 or fp16 (with loss scaling), or none.
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    #: Activation checkpointing: `full` recomputes whole layers, `selective` keeps attention's result, `mlp` MLPs only.
+    #: Activation checkpointing: `full` recomputes layers, `selective` keeps attention's result, `mlp` only their MLPs.
     checkpointing: Literal["none", "full", "selective", "mlp"] = "none"
+    #: What `full` or `selective` keeps waits in the CPU's memory until the backward pass (on a GPU).
+    offload_activations: bool = False
     #: Of random weights, the order of the data and the noise.
     seed: int = Field(default=0, ge=0, lt=2**63)
     #: Only torch algorithms that give the same bits every time; an operation without one is an error.

@@ -2,8 +2,7 @@
 
 `full` keeps the input of every decoder layer (a last layer that skips rows is kept whole: its backward comes first).
 `selective` also keeps what attention returned: neither attention nor, on several ranks, its exchange runs twice.
-`mlp` keeps everything but what is inside of MLPs and experts, and repeats these alone, which a schedule can do that
-walks through a backward pass twice.
+`mlp` keeps everything of a layer but what lies inside of its MLP or experts, the widest part.
 """
 
 from __future__ import annotations
@@ -18,35 +17,47 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers
+from unmask.training.offload import Offload
 
 
-def apply(model: Any, mode: str) -> None:
+def apply(model: Any, mode: str, offload: Offload | None = None) -> None:
     """Switch checkpointing of a transformers model on: mode is `none`, `full`, `selective` or `mlp`.
 
-    UserError for `mlp` where a layer has none.
+    offload: where `full` and `selective` put what they keep. UserError for `mlp` where the layers have no such part.
     """
     if mode == "none":
         return
     if mode == "mlp":
-        for number, layer in enumerate(decoder_layers(model)):
-            mlp: Any = getattr(layer, "mlp", None)
-            if mlp is None:
-                kind = type(layer).__name__
-                raise UserError(f"training.checkpointing=mlp: layer {number} ({kind}) has no mlp; use none or full")
-            mlp.forward = partial(_again, mlp, mlp.forward)
+        for mlp in mlps(model):
+            mlp.forward = partial(_again, mlp.forward)
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+        keeping = partial(create_selective_checkpoint_contexts, _keep_attention)
+        # torch's policies that offload do so in compiled layers only.
+        options["context_fn"] = keeping if offload is None else offload.keeping(torch.ops.unmask.attend.default)
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    if offload is None:
+        return
+    layers: list[Any] = decoder_layers(model)
+    for each in layers:
+        each._gradient_checkpointing_func = offload.around(each._gradient_checkpointing_func)
 
 
-def _again(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The forward pass of a module, which keeps its input only and runs once more in backward."""
-    if not module.training:
-        return forward(*args, **kwargs)
+def mlps(model: Any) -> list[nn.Module]:
+    """The MLP (or the experts) of every decoder layer; UserError where a layer has none that goes by that name."""
+    found = [getattr(layer, "mlp", None) for layer in decoder_layers(model)]
+    if not all(isinstance(each, nn.Module) for each in found):
+        raise UserError(
+            f"training.checkpointing=mlp: the layers of {type(model).__name__} have no part called mlp; "
+            f"use full or selective"
+        )
+    return [each for each in found if each is not None]
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 

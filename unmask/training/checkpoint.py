@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from unmask.config import CheckpointConfig
 from unmask.errors import UserError, disk_refusal
@@ -62,6 +61,7 @@ class Checkpoints:
         self.best: Best | None = None
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
+        self._stager: Any = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -87,8 +87,7 @@ class Checkpoints:
         if not self.config.asynchronous:
             self._write(step, tensors, text, config, tokenizer)
         else:
-            # A clone, on a CPU too: the step that follows changes the live ones.
-            tensors = tree_map_only(torch.Tensor, lambda each: each.detach().to("cpu", copy=True), tensors)
+            tensors = self._copied(tensors)
             self._begin(lambda: self._write(step, tensors, text, config, tokenizer))
         return layout.step_folder(self.run, step)
 
@@ -105,6 +104,22 @@ class Checkpoints:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def _copied(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """A copy in the CPU's memory, on a CPU too: the step that follows changes the live tensors.
+
+        It is in buffers that stay from one checkpoint to the next, and that are pinned where there is a GPU.
+        """
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        if self._stager is None:
+            gpu = torch.cuda.is_available()
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
+                )
+            )
+        return cast(dict[str, Any], self._stager.stage(tensors))
 
     def _begin(self, write: Callable[[], None]) -> None:
         def work() -> None:

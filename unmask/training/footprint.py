@@ -27,6 +27,7 @@ from unmask.parallel.stages import even, passes
 from unmask.parallel.tensor import divided_dims
 from unmask.rows import Rows
 from unmask.training import activations, optimizers
+from unmask.training.offload import InTurn, Offload, Transfers
 from unmask.training.setup import Run
 from unmask.training.speed import memory
 
@@ -59,10 +60,11 @@ class Footprint:
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes of the storages that operators make, for as long as these live."""
+    """Counts the bytes of the storages that operators make on a kind of device (None: on any), while these live."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | None = None) -> None:
         super().__init__()
+        self.device = device
         self.live = self.peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -77,7 +79,7 @@ class Ledger(TorchDispatchMode):
     def enter(self, tensor: Tensor) -> None:
         """Count the tensor's storage, once."""
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._seen or self.device not in (None, tensor.device.type):
             return
         self._seen.add(storage)
         self.live += storage.nbytes()
@@ -104,11 +106,14 @@ def _inside(func: Any, args: Any) -> int:
     return every * wide + ((every + copies) * wide if narrow < wide else 0)
 
 
-def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint | None:
+def footprint(
+    run: Run, micro: Sequence[Rows], elsewhere: int = 0, transfers: Transfers | None = None
+) -> Footprint | None:
     """What steps take whose micro-batches on this device are `micro`. The run's model is not to be trained after.
 
     elsewhere: clean rows of the largest micro-batch that other ranks hold, whose keys and values come by in every
-    layer. None for an optimiser that reads values, which fake tensors do not have.
+    layer. transfers: how activations are offloaded, where they are. None for an optimiser that reads values, which fake
+    tensors do not have.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
@@ -116,9 +121,10 @@ def footprint(run: Run, micro: Sequence[Rows], elsewhere: int = 0) -> Footprint 
     training, row_model = run.config.training, run.row_model
     largest = max(micro, key=lambda rows: (len(rows), len(rows.labelled)))
     batch = row_model.collate(largest)
-    activations.apply(run.model, training.checkpointing)
+    away = Offload(transfers or InTurn()) if training.offload_activations else None
+    activations.apply(run.model, training.checkpointing, away)
     row_model.train()
-    ledger = Ledger()
+    ledger = Ledger(run.device.type)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, _without_data(row_model, fake), ledger:
         parameters = list(row_model.parameters())
         for each in [*parameters, *row_model.buffers()]:

@@ -53,5 +53,10 @@ def named_groups(model: nn.Module) -> list[tuple[str, list[str]]]:
 
 
 def adamw(parameters: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step."""
+    """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step; with means in
+    fewer bits (`config.state`) see `unmask.training.low_precision`."""
+    if config.state != "full":
+        from unmask.training.low_precision import LowPrecisionAdamW
+
+        return LowPrecisionAdamW(parameters, config)
     return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

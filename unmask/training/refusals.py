@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.objectives import Objective
@@ -28,6 +30,13 @@ def check_settings(config: Config, objective: Objective) -> None:
             f"set training.steps=null, or leave epochs out"
         )
     _check_names(config)
+    if training.offload_activations and training.checkpointing not in ("full", "selective"):
+        raise UserError(
+            f"training.offload_activations=true has no effect with training.checkpointing={training.checkpointing}: "
+            f"use full or selective, whose kept activations it moves"
+        )
+    if training.offload_activations and config.model.compile:
+        raise UserError("training.offload_activations=true does not go with model.compile=true: leave one of them out")
     if config.model.mask_noise_steps and objective.decoding.kind == "causal":
         raise UserError(
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
@@ -69,6 +78,14 @@ def _check_spike(config: Config) -> None:
         )
     if not config.checkpoint.every:
         raise UserError("training.spike.factor needs checkpoints to go back to: set checkpoint.every")
+
+
+def check_device(config: Config, device: torch.device) -> None:
+    """Raise UserError for settings that have no effect on `device`."""
+    if config.training.offload_activations and device.type == "cpu":
+        raise UserError(
+            "training.offload_activations=true has no effect on a CPU, whose memory it would move activations to"
+        )
 
 
 def check_evaluation(config: Config, validation: Any) -> None:

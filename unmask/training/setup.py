@@ -24,7 +24,7 @@ from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
 from unmask.parallel.mesh import world_size
-from unmask.training import refusals
+from unmask.training import low_precision, refusals
 from unmask.training.batches import micro_batches
 from unmask.training.optimizers import optimizers
 from unmask.training.schedules import schedules
@@ -96,6 +96,7 @@ class Run:
             "data.long_documents": self.config.data.long_documents,
             "data.train": data_hash(self.packs),
             "optimizer.name": self.config.optimizer.name,
+            "optimizer.state": self.config.optimizer.state,
             "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": self.shapes},
         }
 
@@ -118,6 +119,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
     device = device_of(config)
+    refusals.check_device(config, device)
     choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
@@ -153,6 +155,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     skips = config.model.skip_last_layer
     if config.parallel.model_parallel_size > 1:
         skips = tensor.skipping(skips)
+    low_precision.check(config, loaded.model)
     row_model = RowModel(loaded.model, skip_last_layer=skips, backend=config.model.attention)
     apply.check(config, row_model)
     return Run(

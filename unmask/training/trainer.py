@@ -41,6 +41,7 @@ from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
 from unmask.training.noise_scale import NoiseScale, measurable
+from unmask.training.offload import Offload, Streams
 from unmask.training.profile import Profile
 from unmask.training.resume import continued
 from unmask.training.scaling import SharedScaler
@@ -247,7 +248,8 @@ class Trainer:
             embedding, mask = run.model.get_input_embeddings(), needs_mask(run.objective)
             steps = self.config.model.mask_noise_steps
             self._mask_noise = MaskNoise(embedding, mask, steps, training.seed)
-        activations.apply(run.model, training.checkpointing)
+        away = Offload(Streams(run.device)) if training.offload_activations else None
+        activations.apply(run.model, training.checkpointing, away)
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
