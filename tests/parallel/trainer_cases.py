@@ -50,7 +50,7 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """replicas x shards x blocks x tensor processes; zero None: 3 where shards > 1; data: packed, long or prompt;
+    """replicas x shards x blocks x tensor processes, experts of the first three; zero None: 3 where shards > 1; data: packed, long or prompt;
     options: further overrides, which a process alone is given too."""
 
     objective: str
@@ -68,6 +68,7 @@ class Case:
     shards: int = 1
     zero: int | None = None
     tensor: int = 1
+    experts: int = 1
     prefetch: int = 0
 
     @property
@@ -85,6 +86,7 @@ class Case:
             shards=1,
             zero=None,
             tensor=1,
+            experts=1,
             prefetch=0,
             micro_batch=self.batch_size,
             checkpointing="none",
@@ -101,6 +103,7 @@ class Case:
         node = {"node_size": 2} if "+" in self.exchange else {}
         sizes |= {"shard_size": self.shards, "prefetch": self.prefetch} | ({"zero": self.zero} if self.zero else {})
         sizes |= {"model_parallel_size": self.tensor} if self.tensor > 1 else {}
+        sizes |= {"expert_parallel_size": self.experts} if self.experts > 1 else {}
         if self.blocks == 1:
             return sizes
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}

@@ -27,6 +27,8 @@ class ParallelConfig(Section):
     block_parallel_size: int = Field(default=1, ge=1)
     #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
     model_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that the experts of every layer are divided over; they are among those of copies, shards and blocks.
+    expert_parallel_size: int = Field(default=1, ge=1)
     #: Parts the layers are divided into.
     pipeline_stages: int = Field(default=1, ge=1)
     #: Which rank of a pack owns which rows: csbp, context, block, serial; `auto`: least work, then fewest bytes.
@@ -52,8 +54,19 @@ class ParallelConfig(Section):
         """Ranks that a copy of the model is divided over."""
         return self.shard_size * self.block_parallel_size if self.level else 1
 
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that FSDP2 divides a rank's experts over: those of a copy that hold the same ones."""
+        return self.shards // self.expert_parallel_size if self.shards % self.expert_parallel_size == 0 else 1
+
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
+        ranks = self.data_parallel_size * self.shard_size * self.block_parallel_size
+        if ranks % self.expert_parallel_size:
+            raise UserError(
+                f"parallel.expert_parallel_size={self.expert_parallel_size} does not divide the {ranks} ranks of "
+                f"data_parallel_size x shard_size x block_parallel_size, among which experts are divided"
+            )
         if self.pipeline_stages != 1:
             raise UserError(
                 f"parallel.pipeline_stages={self.pipeline_stages}: not in this version of unmask; set it to 1"

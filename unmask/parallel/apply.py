@@ -14,7 +14,7 @@ from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
-from unmask.parallel import tensor
+from unmask.parallel import expert, tensor
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
@@ -28,15 +28,17 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. Then either every
+    tensor: every layer is divided over the axis's ranks. expert: the experts of every layer are. block: packs are divided over its ranks. Then either every
     rank keeps the whole model and gradients are summed over all processes of the mesh, or FSDP2 divides what each holds
-    over shard x block and sums them as it divides (with a tensor axis it sums them in any case).
+    over shard x block and sums them as it divides (with a tensor or expert axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None
     if mesh.tensor is not None:
         axis = tensor.TensorAxis(mesh.tensor, mesh.traffic)
         mesh.together(lambda: tensor.divide(row_model, axis))
+    if mesh.experts is not None:
+        expert.divide(row_model.model, expert.ExpertAxis(mesh.experts, mesh.traffic))
     block = None
     if mesh.axis is not None:
         layers = layers_of(row_model, config, arithmetic)
@@ -79,6 +81,9 @@ def check(config: Config, row_model: RowModel) -> None:
     if parallel.model_parallel_size > 1:
         tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)
+    if parallel.expert_parallel_size > 1:
+        expert.check_config(config)
+        expert.check(row_model.model, parallel.expert_parallel_size)
     if blocks == 1:
         return
     if config.model.attention not in ("auto", "tiles"):

@@ -2,7 +2,7 @@
 
 Axes, outermost first: `replicate` (copies of the model that share a batch), `shard` (ranks that a copy is divided over,
 which share the batch as well), `block` (ranks that share a pack) and `tensor` (ranks that share every layer). FSDP2
-divides over `shard x block`.
+divides over `shard x block`. Experts are divided over neighbours of replicate x shard x block.
 Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
 """
 
@@ -40,8 +40,9 @@ class Mesh:
 
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
     works on (None without), replicate x (shard x block) or the latter alone; tensor: the tensor axis, of the same root
-    (None where it has one rank); group: of all processes (None: torch's default group); data: of those with this one's
-    place on the tensor axis; saving: of all, for checkpoints in the background; traffic: what this process sends.
+    (None where it has one rank); experts, expert_shards: the same two for the experts of layers; group: of all
+    processes (None: torch's default group); data: of those with this one's place on the tensor axis; saving: of all,
+    for checkpoints in the background; traffic: what this process sends.
     """
 
     device: torch.device
@@ -52,6 +53,8 @@ class Mesh:
     axis: Axis | None = None
     shards: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
+    expert_shards: DeviceMesh | None = None
     pulse: Pulse | None = None
     group: Any = None
     data: Any = None
@@ -281,9 +284,14 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     mesh.data = mesh.group
     if sizes["tensor"] > 1:
         mesh.data = group(ranks.flatten(0, 2).T.tolist())
-    if config.level or sizes["tensor"] > 1:
-        _device_meshes(mesh, ranks, config.level > 0, group)
+    experts = config.expert_parallel_size
+    if config.level or sizes["tensor"] > 1 or experts > 1:
+        shards = config.shards if config.level else 1
+        mesh.shards, mesh.tensor = _device_meshes(mesh, ranks.reshape(-1, shards, sizes["tensor"]), "tensor", group)
         mesh.saving = group([range(size)])
+    if experts > 1:
+        layout = ranks.reshape(-1, config.expert_shards, experts)
+        mesh.expert_shards, mesh.experts = _device_meshes(mesh, layout, "expert", group)
     if sizes["block"] > 1:
         packs = ranks.transpose(2, 3).flatten(0, 2).tolist()
         mesh.axis = Axis(wire(packs), traffic=traffic)
@@ -299,18 +307,16 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
 
 
 def _device_meshes(
-    mesh: Mesh, ranks: Tensor, divides: bool, group: Callable[[Sequence[Sequence[int]]], dist.ProcessGroup]
-) -> None:
-    """`shards` and `tensor` of the mesh, parts of one DeviceMesh: FSDP2 divides what the tensor axis has left.
+    mesh: Mesh, layout: Tensor, inner: str, group: Callable[[Sequence[Sequence[int]]], dist.ProcessGroup]
+) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """(what FSDP2 works on, the axis `inner` or None where it has one rank), parts of one DeviceMesh.
 
-    ranks [replicate, shard, block, tensor]; divides: over shard x block, else all of these keep what they hold.
+    layout: ranks [copies, shards, inner]; FSDP2 divides over shards what the inner axis has left.
     """
-    tensor = ranks.shape[3]
-    layout = ranks.reshape(len(ranks) if divides else -1, ranks[0].numel() // tensor if divides else 1, tensor)
     lines = {
         "replicate": layout.permute(1, 2, 0).flatten(0, 1),
         "shard": layout.transpose(1, 2).flatten(0, 1),
-        "tensor": layout.flatten(0, 1),
+        inner: layout.flatten(0, 1),
     }
     kept = [axis for axis, length in zip(lines, layout.shape, strict=True) if axis == "shard" or length > 1]
     groups = {axis: group(lines[axis].tolist()) for axis in kept}
@@ -321,5 +327,5 @@ def _device_meshes(
         list(groups.values()) if len(groups) > 1 else next(iter(groups.values())),
         *(mesh.device.type, layout.reshape(shape)), mesh_dim_names=tuple(names.values()),
     )  # fmt: skip
-    mesh.shards = root[tuple(names[axis] for axis in kept if axis != "tensor")]
-    mesh.tensor = root[names["tensor"]] if "tensor" in kept else None
+    divided = root[tuple(names[axis] for axis in kept if axis != inner)]
+    return divided, root[names[inner]] if inner in kept else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from unmask.parallel import data
 from unmask.rows import Rows, flops, inert
@@ -93,9 +93,27 @@ class Gradients:
 
     def clip(self, limit: float | None) -> float:
         """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
-        norm = torch.nn.utils.get_total_norm(self._parts())
-        if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
-            norm = norm.full_tensor()
+        meshes: dict[Any, list[torch.nn.Parameter]] = {}
+        for parameter in self.run.model.parameters():
+            if parameter.grad is not None:
+                meshes.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+        norms = [_norm(parameters) for parameters in meshes.values()]
+        if not norms:
+            return 0.0
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if limit:
-            torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), limit, norm)
+            for parameters in meshes.values():
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
+
+
+def _norm(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    """The norm of the gradients of parameters on one mesh: the root of every rank's part of the sum of squares."""
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    if not isinstance(norm, DTensor):
+        return norm
+    placements = list(norm.placements)
+    for dim in reversed(range(len(placements))):  # an axis at a time, so that all ranks add up in one order
+        placements[dim] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.to_local()

@@ -33,6 +33,8 @@ def measurable(config: Config) -> str | None:
         return "the gradient of a pack is spread over parallel.block_parallel_size ranks"
     if config.parallel.model_parallel_size > 1:
         return "the gradient is spread over parallel.model_parallel_size ranks"
+    if config.parallel.expert_parallel_size > 1:
+        return "the gradient of experts is spread over parallel.expert_parallel_size ranks"
     if config.parallel.level:
         return "FSDP2 (parallel.shard_size, parallel.zero) sums the gradient of a part before it could be measured"
     return None
