@@ -50,8 +50,9 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """replicas x shards x blocks x tensor processes, experts of the first three; zero None: 3 where shards > 1; data: packed, long or prompt;
-    options: further overrides, which a process alone is given too."""
+    """replicas x shards x blocks x tensor processes; experts: ranks of the first three that experts are divided over;
+    zero None: 3 where shards > 1; data: packed, long or prompt; options: further overrides, also for a process alone.
+    """
 
     objective: str
     placement: str = "csbp"
@@ -140,6 +141,15 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],
         "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],
+        "routing": [
+            [
+                record[key]
+                for key in ("balance_loss", "z_loss", "router_entropy", "expert_load", "experts_unused")
+                if key in record
+            ]
+            for record in records
+            if record["kind"] == "step"
+        ],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
         "weights": {

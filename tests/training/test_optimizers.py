@@ -53,7 +53,9 @@ def test_heads_and_experts_are_decayed_but_no_hidden_matrices():
     assert [id(p) for p in hidden["params"]] == [id(model.linear.weight)]
     assert [id(p) for p in experts["params"]] == [id(model.experts)]
     assert [id(p) for p in decayed["params"]] == [id(model.head.weight)]
-    assert experts["weight_decay"] == decayed["weight_decay"] == 0.1 and id(model.head.bias) in {id(p) for p in kept["params"]}
+    assert experts["weight_decay"] == decayed["weight_decay"] == 0.1 and id(model.head.bias) in {
+        id(p) for p in kept["params"]
+    }
 
 
 def test_a_first_update_is_the_sign_of_the_gradient_after_decay():

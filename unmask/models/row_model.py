@@ -7,6 +7,7 @@ decoder or the head from outside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
+    from unmask.models.routing import Routing
     from unmask.objectives import LossTerms, Objective
 
 
@@ -46,6 +48,7 @@ class RowBatch:
     plan: Plan
     whole: Callable[[Tensor], Tensor] | None = None
     held: np.ndarray | None = None
+    counted: Tensor | None = None
 
 
 class Divide(Protocol):
@@ -53,8 +56,8 @@ class Divide(Protocol):
 
     def divide(
         self, rows: Rows, device: torch.device
-    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor]]:
-        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held and whole."""
+    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor], np.ndarray]:
+        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held, whole and counted."""
         ...
 
 
@@ -72,6 +75,8 @@ class RowModel(nn.Module):
         self.windows = layer_windows(model)
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
+        #: Watches the routers of experts while they are trained.
+        self.routing: Routing | None = None
         #: Where the vocabulary is divided over a group: see `Head.shard`.
         self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
         self.skips = False
@@ -133,8 +138,9 @@ class RowModel(nn.Module):
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
         plan = held = whole = None
+        learns, counted = len(rows.labelled) > 0, np.ones(len(rows), bool)
         if self.axis is not None:
-            rows, plan, held, whole = self.axis.divide(rows, device)
+            rows, plan, held, whole, counted = self.axis.divide(rows, device)
         if plan is None:
             plan = Plan.from_rows(
                 rows,
@@ -159,6 +165,7 @@ class RowModel(nn.Module):
             plan=plan,
             whole=whole,
             held=held,
+            counted=tensor(counted & learns),
         )
 
     def hidden(self, batch: RowBatch) -> Tensor:
@@ -171,7 +178,11 @@ class RowModel(nn.Module):
 
     def forward(self, batch: RowBatch, objective: Objective, per_row: bool = False) -> LossTerms | Tensor:
         """LossTerms of the pack; with per_row, the nll of every labelled row instead ([n], no gradient)."""
-        hidden = self.hidden(batch)
+        watching: AbstractContextManager[None] = nullcontext()
+        if self.routing is not None and batch.counted is not None and not per_row:
+            watching = self.routing.watching(batch.counted, batch.labelled)
+        with watching:
+            hidden = self.hidden(batch)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
         with torch.no_grad():

@@ -28,9 +28,10 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    tensor: every layer is divided over the axis's ranks. expert: the experts of every layer are. block: packs are divided over its ranks. Then either every
-    rank keeps the whole model and gradients are summed over all processes of the mesh, or FSDP2 divides what each holds
-    over shard x block and sums them as it divides (with a tensor or expert axis it sums them in any case).
+    tensor: every layer is divided over the axis's ranks; expert: so are the experts of every layer. block: packs are
+    divided over its ranks. Then either every rank keeps the whole model and gradients are summed over all processes of
+    the mesh, or FSDP2 divides what each holds over shard x block and sums them as it divides (with a tensor or expert
+    axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None
@@ -42,7 +43,7 @@ def parallelise(
     block = None
     if mesh.axis is not None:
         layers = layers_of(row_model, config, arithmetic)
-        block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
+        block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config), once=row_model.routing is not None)
         row_model.axis = block
     if mesh.shards is not None:
         return sharded(row_model, mesh, config, arithmetic), block

@@ -25,7 +25,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 # What FSDPModule.set_custom_all_gather and set_custom_reduce_scatter take; torch exports no public name for them.
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-
 from torch.distributed.tensor import DTensor, Shard
 
 from unmask.attention.exchange import Traffic
@@ -139,7 +138,8 @@ class _Gather(DefaultAllGather):
 class _Reduce(DefaultReduceScatter):
     """Reduce-scatter, its bytes counted with those of the sum over copies that follows.
 
-    copies: of what is divided. On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to 2.5 times as long.
+    copies: of what is divided. On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to 2.5 times
+    as long.
     """
 
     def __init__(self, sharding: Sharding, copies: int):

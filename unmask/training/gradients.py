@@ -17,6 +17,7 @@ from unmask.rows import Rows, flops, inert
 from unmask.training.noise_scale import NoiseScale, square
 
 if TYPE_CHECKING:
+    from unmask.models.routing import Routing
     from unmask.objectives import Objective
     from unmask.parallel.mesh import Mesh
     from unmask.training.levels import LevelLosses
@@ -34,6 +35,10 @@ class Gradients:
     levels: LevelLosses
     noise: NoiseScale | None = None
 
+    @property
+    def routing(self) -> Routing | None:
+        return self.run.row_model.routing
+
     def accumulate(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
         """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
         FLOPs of all processes. micro: of this process's replica."""
@@ -41,7 +46,10 @@ class Gradients:
         work = sum(flops(rows, row_model.shape) for rows in micro)
         labels = sum(len(rows.labelled) for rows in micro)
         own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
-        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
+        own.append(sum(len(rows.labelled) > 0 for rows in micro))
+        count, rows_in_all, work, labels_in_all, learning = self.mesh.sum([value if counts else 0.0 for value in own])
+        if self.routing is not None:
+            self.routing.weight = self.scaler.scale(torch.ones((), device=self.run.device)) / max(learning, 1.0)
         micro, passed = self._passes(micro, labels_in_all > 0)
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         for number in passed:
@@ -60,6 +68,8 @@ class Gradients:
         own = [float(value) for value in sums.values()]
         means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
+        if self.routing is not None:
+            metrics |= self.routing.read(self.mesh.sum(self.routing.mine()), learning)
         return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
 
     def _passes(self, micro: list[Rows], labels: bool) -> tuple[list[Rows], list[int]]:
