@@ -44,6 +44,8 @@ MODELS["uneven"] = {
     "tie_word_embeddings": False,
 }
 
+ROUTING = ("balance_loss", "z_loss", "router_entropy", "expert_load", "experts_unused")
+
 STEPS = 20
 PACK = 32
 
@@ -141,15 +143,8 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],
         "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],
-        "routing": [
-            [
-                record[key]
-                for key in ("balance_loss", "z_loss", "router_entropy", "expert_load", "experts_unused")
-                if key in record
-            ]
-            for record in records
-            if record["kind"] == "step"
-        ],
+        # Of experts alone, and of steps with labels.
+        "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
         "weights": {

@@ -138,8 +138,8 @@ class _Gather(DefaultAllGather):
 class _Reduce(DefaultReduceScatter):
     """Reduce-scatter, its bytes counted with those of the sum over copies that follows.
 
-    copies: of what is divided. On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to 2.5 times
-    as long.
+    copies: of what is divided. On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to
+    2.5 times as long.
     """
 
     def __init__(self, sharding: Sharding, copies: int):
