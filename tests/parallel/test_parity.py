@@ -165,8 +165,43 @@ SHARDED = [
         ((1, 2, 1, 3), ("clip auto", "auto", "packed", 4, "none"), {"options": EVALUATED}),
     )
 ]
+LOSSES = ("model.balance_loss=0.5", "model.z_loss=0.2")
+#: Experts divided over ranks of the other axes: (copies, shards, blocks, ranks of an expert group). One process makes
+#: the micro-batches of several where routers have losses, which are theirs.
+EXPERTS = [
+    replace(
+        Case(objective, placement, "auto", blocks, replicas, data, 4, micro, checkpointing, model="experts"),
+        **{"shards": shards, "experts": experts, **more},
+    )
+    for (replicas, shards, blocks, experts), (objective, placement, data, micro, checkpointing), more in (
+        ((2, 1, 1, 2), ("block_diffusion (bd3lm)", "auto", "prompt", 1, "none"), {}),
+        ((2, 1, 1, 2), ("fast_dllm_v2", "auto", "packed", 1, "full"), {"options": LOSSES}),
+        ((2, 1, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "selective"), SINGLES),
+        ((1, 2, 1, 2), ("block_diffusion (bd3lm)", "auto", "packed", 1, "full"), SINGLES),
+        ((1, 2, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "none"), {"options": LOSSES, "zero": 2}),
+        ((1, 2, 1, 2), ("fast_dllm_v2", "auto", "packed", 1, "selective"), {}),
+        ((1, 1, 2, 2), ("fast_dllm_v2", "block", "packed", 2, "selective"), {"options": LOSSES}),
+        ((1, 1, 2, 2), ("block_diffusion (bd3lm)", "csbp", "prompt", 2, "none"), {"options": LOSSES}),
+        ((1, 1, 2, 2), ("mdlm (llada)", "context", "packed", 2, "full"), {}),
+        ((1, 4, 1, 2), ("block_diffusion (bd3lm)", "auto", "prompt", 1, "none"), {}),
+        ((2, 2, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "none"), {"zero": 1}),
+        ((2, 2, 1, 4), ("fast_dllm_v2", "auto", "packed", 1, "none"), SINGLES),
+        ((1, 2, 2, 2), ("block_diffusion (bd3lm)", "csbp", "packed", 2, "selective"), {"options": LOSSES}),
+    )
+]
 #: (rows of the matrix by what they show, in the order in which they run)
-MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *SHARDED, *TENSOR]
+MATRIX: list[Case] = [
+    *cells(),
+    *MESHES,
+    *ACCUMULATION,
+    *WINDOWS,
+    *SINGLE,
+    *BOUNDS,
+    *SERIAL,
+    *SHARDED,
+    *TENSOR,
+    *EXPERTS,
+]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -188,6 +223,7 @@ def alone(tmp_path_factory):
 def name(case):
     sizes = f"{case.replicas}x{case.blocks}" + (f"x{case.shards} zero {case.zero}" if case.zero else "")
     sizes += f" tensor {case.tensor}" if case.tensor > 1 else ""
+    sizes += f" experts {case.experts}" if case.experts > 1 else ""
     extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 
@@ -197,7 +233,7 @@ def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
     tolerance = TOLERANCE[case.dtype]
     assert len(one["loss"]) == STEPS and bool(one["bound"]) == (case.options == EVALUATED)
-    for key in ("loss", "norm", "bound"):
+    for key in ("loss", "norm", "bound", "routing"):
         close(all_ranks[0][key], one[key], tolerance, key)
     for ours in all_ranks:
         assert ours["step"] == STEPS

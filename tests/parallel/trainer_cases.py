@@ -91,7 +91,7 @@ class Case:
             tensor=1,
             experts=1,
             prefetch=0,
-            micro_batch=self.batch_size,
+            micro_batch=self.micro_batch if "model.balance_loss" in str(self.options) else self.batch_size,
             checkpointing="none",
         )
 
