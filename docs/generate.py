@@ -173,6 +173,25 @@ def tensor() -> str:
     return markdown(table, (*axes, "objectives", "checkpointing"))
 
 
+def experts() -> str:
+    """Mesh with an expert axis -> what the parity matrix proves it for, as `tensor`."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import EXPERTS
+
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for case in EXPERTS:
+        found.setdefault((case.replicas, case.shards, case.blocks, case.experts), []).append(case)
+    table = []
+    for sizes, cases in sorted(found.items()):
+        levels = {str(case.zero or 3) if case.shards > 1 else "" for case in cases}
+        objectives = [case.objective + (" (with losses of routers)" if case.options and "loss" in case.options[0] else "")
+                      for case in cases]  # fmt: skip
+        columns = [sorted(levels), objectives, [case.checkpointing for case in cases]]
+        table.append([*map(str, sizes), *(", ".join(dict.fromkeys(column)) for column in columns)])
+    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "expert_parallel_size")
+    return markdown(table, (*axes, "zero", "objectives", "checkpointing"))
+
+
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
 TABLES = {
@@ -184,6 +203,7 @@ TABLES = {
     "parallelism": parallelism,
     "sharding": sharding,
     "tensor": tensor,
+    "experts": experts,
 }
 
 

@@ -79,12 +79,12 @@ def check(config: Config, row_model: RowModel) -> None:
         )
     if parallel.offload and row_model.device.type == "cpu":
         raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
-    if parallel.model_parallel_size > 1:
-        tensor.check_config(config)
-        tensor.check(row_model.model, parallel.model_parallel_size)
     if parallel.expert_parallel_size > 1:
         expert.check_config(config)
         expert.check(row_model.model, parallel.expert_parallel_size)
+    if parallel.model_parallel_size > 1:
+        tensor.check_config(config)
+        tensor.check(row_model.model, parallel.model_parallel_size)
     if blocks == 1:
         return
     if config.model.attention not in ("auto", "tiles"):
