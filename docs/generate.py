@@ -184,8 +184,10 @@ def experts() -> str:
     table = []
     for sizes, cases in sorted(found.items()):
         levels = {str(case.zero or 3) if case.shards > 1 else "" for case in cases}
-        objectives = [case.objective + (" (with losses of routers)" if case.options and "loss" in case.options[0] else "")
-                      for case in cases]  # fmt: skip
+        objectives = [
+            case.objective + (" (routers' losses)" if any("loss" in option for option in case.options) else "")
+            for case in cases
+        ]
         columns = [sorted(levels), objectives, [case.checkpointing for case in cases]]
         table.append([*map(str, sizes), *(", ".join(dict.fromkeys(column)) for column in columns)])
     axes = ("data_parallel_size", "shard_size", "block_parallel_size", "expert_parallel_size")
