@@ -59,6 +59,8 @@ def not_softmax(router: Any, model: Any) -> str | None:
         return f"{kind} does not return logits, weights and experts"
     if not torch.equal(top.indices, index):
         return f"{kind} does not choose by a softmax of its logits"
+    if torch.allclose(logits.float().sum(-1), torch.ones(len(logits), device=logits.device), atol=1e-2):
+        return f"{kind} returns probabilities in place of logits"
     ratio = weights.float() / top.values
     if not torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=0.02):
         return f"{kind} does not weigh experts by a softmax of its logits"
@@ -75,6 +77,8 @@ def check(model: Any, wanted: dict[str, float]) -> None:
         raise UserError(
             f"{asked[0]} has no effect: {type(model).__name__} has no router beside stacked experts; set it to 0"
         )
+    if len(routers) != len(experts_of(model)):
+        raise UserError(f"{asked[0]}: not every layer of {type(model).__name__} has one router; set it to 0")
     for name, router in routers.items():
         why = not_softmax(router, model)
         if why:
@@ -84,9 +88,9 @@ def check(model: Any, wanted: dict[str, float]) -> None:
 def watch(model: Any, balance: float = 0.0, z: float = 0.0, group: Any = None) -> Routing | None:
     """The routers of a model, before it is divided; None where it has none, or some of another kind."""
     routers = routers_of(model)
-    if not routers or any(not_softmax(router, model) for router in routers.values()):
-        return None
     sizes = [next(experts.parameters()).shape[0] for experts in experts_of(model).values()]
+    if not routers or len(routers) != len(sizes) or any(not_softmax(each, model) for each in routers.values()):
+        return None
     return Routing(list(routers.values()), sizes, balance, z, group)
 
 

@@ -107,7 +107,8 @@ class RowModel(nn.Module):
         linear = skipped = 0.0
         last = set(labelled_only(decoder_layers(self.model)[-1])) if self.skips else set()
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-        share = config.num_experts_per_tok / experts if experts else 1.0
+        used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        share = used / experts if experts and used else 1.0
         for name, parameter in self.model.base_model.named_parameters():
             if "layers." in name and parameter.dim() >= 2:
                 size = parameter.numel() * (share if ".experts." in name else 1.0)
