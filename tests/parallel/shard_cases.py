@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from tests.parallel.trainer_cases import Case, documents
+from tests.parallel.trainer_cases import MODELS, Case, documents
 
 
 def held(case: Case, path: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def held(case: Case, path: str) -> dict[str, Any]:
             found[name] = sum(_local(tensor).nbytes for tensor in tensors)
 
     with mock.patch.object(Trainer, "_update", seen):
-        trainer = Trainer(config=config(Path(path), *case.overrides(), "training.steps=1"))
+        trainer = Trainer(config=config(Path(path), *case.overrides(), "training.steps=1", model=MODELS[case.model]))
         trainer.train(documents(case.data))
     return {**found, "sent": log(Path(path))[-1]["rank_sent"]}
 

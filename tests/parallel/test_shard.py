@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.parallel.shard_cases import held
-from tests.parallel.trainer_cases import Case, documents
+from tests.parallel.trainer_cases import MODELS, Case, documents
 from tests.training.tiny import config
 from unmask.config import ParallelConfig
 from unmask.training import setup
@@ -42,7 +42,7 @@ def root_part(shards):
 
 
 def promised(case, path, monkeypatch):
-    settings = config(path, *case.overrides())
+    settings = config(path, *case.overrides(), model=MODELS[case.model])
     original = setup.prepare
     monkeypatch.setattr(setup, "prepare", lambda settings: original(settings, documents(case.data)))
     return plan(settings)
