@@ -193,6 +193,27 @@ def pipeline() -> str:
     return markdown(table, (*axes, "schedule", "objectives", "checkpointing"))
 
 
+def experts() -> str:
+    """Mesh with an expert axis -> what the parity matrix proves it for, as `tensor`."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_parity import EXPERTS
+
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for case in EXPERTS:
+        found.setdefault((case.replicas, case.shards, case.blocks, case.experts), []).append(case)
+    table = []
+    for sizes, cases in sorted(found.items()):
+        levels = {str(case.zero or 3) if case.shards > 1 else "" for case in cases}
+        objectives = [
+            case.objective + (" (routers' losses)" if any("loss" in option for option in case.options) else "")
+            for case in cases
+        ]
+        columns = [sorted(levels), objectives, [case.checkpointing for case in cases]]
+        table.append([*map(str, sizes), *(", ".join(dict.fromkeys(column)) for column in columns)])
+    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "expert_parallel_size")
+    return markdown(table, (*axes, "zero", "objectives", "checkpointing"))
+
+
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2")
 TABLES = {
@@ -205,6 +226,7 @@ TABLES = {
     "sharding": sharding,
     "tensor": tensor,
     "pipeline": pipeline,
+    "experts": experts,
 }
 
 

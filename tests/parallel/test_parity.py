@@ -206,9 +206,33 @@ PIPELINE = [
     )
 ]
 MLP = [replace(BASE, checkpointing="mlp"), replace(BASE, blocks=1, shards=2, micro_batch=1, checkpointing="mlp")]
+LOSSES = ("model.balance_loss=0.5", "model.z_loss=0.2")
+#: Experts divided over ranks of the other axes: (copies, shards, blocks, ranks of an expert group). One process makes
+#: the micro-batches of several where routers have losses, which are theirs.
+EXPERTS = [
+    replace(
+        Case(objective, placement, "auto", blocks, replicas, data, 4, micro, checkpointing, model="experts"),
+        **{"shards": shards, "experts": experts, **more},
+    )
+    for (replicas, shards, blocks, experts), (objective, placement, data, micro, checkpointing), more in (
+        ((2, 1, 1, 2), ("block_diffusion (bd3lm)", "auto", "prompt", 1, "none"), {}),
+        ((2, 1, 1, 2), ("fast_dllm_v2", "auto", "packed", 1, "full"), {"options": LOSSES}),
+        ((2, 1, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "selective"), SINGLES),
+        ((1, 2, 1, 2), ("block_diffusion (bd3lm)", "auto", "packed", 1, "full"), SINGLES),
+        ((1, 2, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "none"), {"options": LOSSES, "zero": 2}),
+        ((1, 2, 1, 2), ("fast_dllm_v2", "auto", "packed", 1, "selective"), {}),
+        ((1, 1, 2, 2), ("fast_dllm_v2", "block", "packed", 2, "selective"), {"options": LOSSES}),
+        ((1, 1, 2, 2), ("block_diffusion (bd3lm)", "csbp", "prompt", 2, "none"), {"options": LOSSES}),
+        ((1, 1, 2, 2), ("mdlm (llada)", "context", "packed", 2, "full"), {}),
+        ((1, 4, 1, 2), ("block_diffusion (bd3lm)", "auto", "prompt", 1, "none"), {}),
+        ((2, 2, 1, 2), ("mdlm (llada)", "auto", "packed", 1, "none"), {"zero": 1}),
+        ((2, 2, 1, 4), ("fast_dllm_v2", "auto", "packed", 1, "none"), SINGLES),
+        ((1, 2, 2, 2), ("block_diffusion (bd3lm)", "csbp", "packed", 2, "selective"), {"options": LOSSES}),
+    )
+]
 #: (rows of the matrix by what they show, in the order in which they run)
 MATRIX: list[Case] = [*cells(), *MESHES, *ACCUMULATION, *WINDOWS, *SINGLE, *BOUNDS, *SERIAL, *SHARDED, *TENSOR]
-MATRIX += [*PIPELINE, *MLP]
+MATRIX += [*PIPELINE, *MLP, *EXPERTS]
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -231,6 +255,7 @@ def name(case):
     sizes = f"{case.replicas}x{case.blocks}" + (f"x{case.shards} zero {case.zero}" if case.zero else "")
     sizes += f" tensor {case.tensor}" if case.tensor > 1 else ""
     sizes += f" {case.schedule} {case.pipeline}" if case.pipeline > 1 else ""
+    sizes += f" experts {case.experts}" if case.experts > 1 else ""
     extra = [case.dtype, case.model, case.checkpointing, str(case.batch_size // case.micro_batch), *case.options]
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 
@@ -240,7 +265,7 @@ def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
     tolerance = TOLERANCE[case.dtype]
     assert len(one["loss"]) == STEPS and bool(one["bound"]) == (EVALUATED[0] in case.options)
-    for key in ("loss", "norm", "bound"):
+    for key in ("loss", "norm", "bound", "routing"):
         close(all_ranks[0][key], one[key], tolerance, key)
     for ours in all_ranks:
         assert ours["step"] == STEPS

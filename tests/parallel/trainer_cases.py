@@ -47,6 +47,7 @@ MODELS["uneven"] = {
 #: Enough layers for ranks of two stages.
 MODELS["five"] = {"num_hidden_layers": 5}
 MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}
+ROUTING = ("balance_loss", "z_loss", "router_entropy", "expert_load", "experts_unused")
 
 STEPS = 20
 PACK = 32
@@ -54,8 +55,8 @@ PACK = 32
 
 @dataclass(frozen=True)
 class Case:
-    """pipeline x replicas x shards x blocks x tensor ranks; zero None: the default; data: packed, long or prompt;
-    options: further overrides, which a process alone is given too."""
+    """pipeline x replicas x shards x blocks x tensor ranks; experts: ranks of the middle three that experts are divided
+    over; zero None: the default; data: packed, long or prompt; options: further overrides, also for a process alone."""
 
     objective: str
     placement: str = "csbp"
@@ -72,6 +73,7 @@ class Case:
     shards: int = 1
     zero: int | None = None
     tensor: int = 1
+    experts: int = 1
     prefetch: int = 0
     pipeline: int = 1
     schedule: str = "1f1b"
@@ -92,11 +94,12 @@ class Case:
             shards=1,
             zero=None,
             tensor=1,
+            experts=1,
             prefetch=0,
             pipeline=1,
             schedule="1f1b",
             stage_layers=None,
-            micro_batch=self.batch_size,
+            micro_batch=self.micro_batch if "model.balance_loss" in str(self.options) else self.batch_size,
             checkpointing="none",
         )
 
@@ -114,6 +117,7 @@ class Case:
         if self.pipeline > 1:
             sizes |= {"pipeline_stages": self.pipeline, "schedule": self.schedule}
             sizes |= {"stage_layers": list(self.stage_layers)} if self.stage_layers else {}
+        sizes |= {"expert_parallel_size": self.experts} if self.experts > 1 else {}
         if self.blocks == 1:
             return sizes
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}
@@ -150,6 +154,8 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],
         "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],
+        # Of experts alone, and of steps with labels.
+        "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
         "weights": {

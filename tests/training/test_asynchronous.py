@@ -123,7 +123,7 @@ def test_a_kill_while_it_is_written_harms_nothing(tmp_path):
     """SIGKILL as soon as a hidden folder is seen: what has a name is whole, and the same command goes on from it."""
     settings = write_config(tmp_path, "checkpoint.asynchronous=true", "checkpoint.every=1", "checkpoint.keep=3")
     with Launched(settings, 1, "training.steps=5000") as launched:
-        launched.until(4)
+        launched.until(5)
         over = time.monotonic() + 60
         while not list(launched.run.glob(".step-*.tmp")) and time.monotonic() < over:
             time.sleep(0.001)

@@ -16,7 +16,7 @@ def bounds(monkeypatch, values):
     """Let the evaluation of step k find values[k]; returns the steps evaluated."""
     evaluated = []
 
-    def evaluate(run, objective, step, steps, report, share):
+    def evaluate(run, objective, step, steps, *others):
         evaluated.append(step)
         return {"validation": Bound(values[step], 0.1, 10, 2)}, objective
 

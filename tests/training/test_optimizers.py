@@ -48,11 +48,14 @@ def test_only_matrices_are_decayed():
 
 def test_heads_and_experts_are_decayed_but_no_hidden_matrices():
     model = Untied()
-    hidden, decayed, kept = optimizers.groups(model, 0.1)
-    assert (hidden["role"], decayed["role"], kept["role"]) == ("hidden", "decayed", "kept")
+    hidden, experts, decayed, kept = found = optimizers.groups(model, 0.1)
+    assert [group["role"] for group in found] == ["hidden", "experts", "decayed", "kept"]
     assert [id(p) for p in hidden["params"]] == [id(model.linear.weight)]
-    assert {id(p) for p in decayed["params"]} == {id(model.head.weight), id(model.experts)}
-    assert decayed["weight_decay"] == 0.1 and id(model.head.bias) in {id(p) for p in kept["params"]}
+    assert [id(p) for p in experts["params"]] == [id(model.experts)]
+    assert [id(p) for p in decayed["params"]] == [id(model.head.weight)]
+    assert experts["weight_decay"] == decayed["weight_decay"] == 0.1 and id(model.head.bias) in {
+        id(p) for p in kept["params"]
+    }
 
 
 def test_a_first_update_is_the_sign_of_the_gradient_after_decay():

@@ -27,6 +27,8 @@ class ParallelConfig(Section):
     block_parallel_size: int = Field(default=1, ge=1)
     #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
     model_parallel_size: int = Field(default=1, ge=1)
+    #: Ranks that the experts of every layer are divided over; they are among those of copies, shards and blocks.
+    expert_parallel_size: int = Field(default=1, ge=1)
     #: Ranks that the layers are dealt out to, first layers first (pipeline parallelism); outermost.
     pipeline_stages: int = Field(default=1, ge=1)
     #: In which order a pipeline's ranks compute micro-batches: gpipe, 1f1b, interleaved, or zbv (zero bubble, ZB-V).
@@ -65,8 +67,19 @@ class ParallelConfig(Section):
         """Stages that a rank of the pipeline holds."""
         return {"interleaved": self.virtual_stages or 2, "zbv": 2}.get(self.schedule, 1)
 
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that FSDP2 divides a rank's experts over: those of a copy that hold the same ones."""
+        return self.shards // self.expert_parallel_size if self.shards % self.expert_parallel_size == 0 else 1
+
     def refuse_unsupported(self) -> None:
         """What this version cannot do is refused before a worker starts."""
+        ranks = self.data_parallel_size * self.shard_size * self.block_parallel_size
+        if ranks % self.expert_parallel_size:
+            raise UserError(
+                f"parallel.expert_parallel_size={self.expert_parallel_size} does not divide the {ranks} ranks of "
+                f"data_parallel_size x shard_size x block_parallel_size, among which experts are divided"
+            )
         self._refuse_of_pipeline()
         if not self.level:
             for key in ("zero", "prefetch", "offload"):

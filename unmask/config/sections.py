@@ -29,6 +29,10 @@ class ModelConfig(Section):
     attention: Literal["auto", "reference", "tiles", "flex"] = "auto"
     #: torch.compile every decoder layer.
     compile: bool = False
+    #: Coefficient of the load-balance loss of a mixture's routers; what config.json says of it has no effect.
+    balance_loss: float = Field(default=0.0, ge=0)
+    #: Coefficient of the z-loss of a mixture's routers.
+    z_loss: float = Field(default=0.0, ge=0)
 
 
 class SourceConfig(Section):

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
+from unmask.models import experts
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.fuse import fuse
@@ -68,7 +69,7 @@ def load(
 
 def adapt(model: PreTrainedModel) -> None:
     """What every model needs whose weights have their dtype."""
-    if model.dtype == torch.float64:
+    if not experts.use(model) and model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
     embedding = model.get_input_embeddings()
     if embedding.weight.numel() == 0:

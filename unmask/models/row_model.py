@@ -7,6 +7,7 @@ decoder or the head from outside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
+    from unmask.models.routing import Routing
     from unmask.objectives import LossTerms, Objective
 
 
@@ -47,6 +49,7 @@ class RowBatch:
     plan: Plan
     whole: Callable[[Tensor], Tensor] | None = None
     held: np.ndarray | None = None
+    counted: Tensor | None = None
 
 
 class Divide(Protocol):
@@ -54,8 +57,8 @@ class Divide(Protocol):
 
     def divide(
         self, rows: Rows, device: torch.device
-    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor]]:
-        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held and whole."""
+    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor], np.ndarray]:
+        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held, whole and counted."""
         ...
 
 
@@ -74,6 +77,8 @@ class RowModel(nn.Module):
         self.vocabulary = model.get_input_embeddings().num_embeddings
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
+        #: Watches the routers of experts while they are trained.
+        self.routing: Routing | None = None
         #: Where the vocabulary is divided over a group: see `Head.shard`.
         self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
         self.skips = False
@@ -104,7 +109,8 @@ class RowModel(nn.Module):
         linear = skipped = 0.0
         last = set(labelled_only(decoder_layers(self.model)[-1])) if self.skips else set()
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-        share = config.num_experts_per_tok / experts if experts else 1.0
+        used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        share = used / experts if experts and used else 1.0
         for name, parameter in self.model.base_model.named_parameters():
             if "layers." in name and parameter.dim() >= 2:
                 size = parameter.numel() * (share if ".experts." in name else 1.0)
@@ -135,8 +141,9 @@ class RowModel(nn.Module):
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
         plan = held = whole = None
+        learns, counted = len(rows.labelled) > 0, np.ones(len(rows), bool)
         if self.axis is not None:
-            rows, plan, held, whole = self.axis.divide(rows, device)
+            rows, plan, held, whole, counted = self.axis.divide(rows, device)
         if plan is None:
             plan = Plan.from_rows(
                 rows,
@@ -161,6 +168,7 @@ class RowModel(nn.Module):
             plan=plan,
             whole=whole,
             held=held,
+            counted=tensor(counted & learns),
         )
 
     def decoded(self, batch: RowBatch, embedded: Tensor | None = None) -> Tensor:
@@ -184,7 +192,11 @@ class RowModel(nn.Module):
 
         embedded: see `decoded`.
         """
-        hidden = self.hidden(batch, embedded)
+        watching: AbstractContextManager[None] = nullcontext()
+        if self.routing is not None and batch.counted is not None and not per_row:
+            watching = self.routing.watching(batch.counted, batch.labelled)
+        with watching:
+            hidden = self.hidden(batch, embedded)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
         with torch.no_grad():

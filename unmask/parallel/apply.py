@@ -18,7 +18,7 @@ from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
-from unmask.parallel import pipeline, stages, tensor
+from unmask.parallel import expert, pipeline, stages, tensor
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
@@ -41,10 +41,10 @@ def parallelise(
 ) -> tuple[RowModel | DistributedDataParallel | Pipeline, BlockAxis | None]:
     """The module a training step calls, and its block axis if there is one.
 
-    tensor: every layer is divided over the axis's ranks. block: packs are divided over its ranks. pipeline: a rank
-    keeps its stages' layers. Then either every rank keeps the whole model, or its stages, and gradients are summed over
-    all processes that hold the same, or FSDP2 divides what each holds over shard x block and sums them as it divides
-    (with a tensor axis it sums them in any case).
+    tensor: every layer is divided over the axis's ranks; expert: so are the experts of every layer. block: packs are
+    divided over its ranks. pipeline: a rank keeps its stages' layers. Then either every rank keeps the whole model, or
+    its stages, and gradients are summed over all processes that hold the same, or FSDP2 divides what each holds over
+    shard x block and sums them as it divides (with a tensor or expert axis it sums them in any case).
     """
     if mesh.size == 1:
         return row_model, None
@@ -52,10 +52,12 @@ def parallelise(
     if mesh.tensor is not None:
         axis = tensor.TensorAxis(mesh.tensor, mesh.traffic)
         mesh.together(partial(tensor.divide, row_model, axis))
+    if mesh.experts is not None:
+        expert.divide(row_model.model, expert.ExpertAxis(mesh.experts, mesh.traffic))
     block, root = None, None
     if mesh.axis is not None:
         layers = layers_of(row_model, config, arithmetic)
-        block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config))
+        block = BlockAxis(mesh.axis, layers, config, rank_speeds(mesh, config), once=row_model.routing is not None)
         row_model.axis = block
     if pipe is not None:
         half = mesh.shards is not None and arithmetic.itemsize < row_model.model.dtype.itemsize
@@ -97,6 +99,9 @@ def check(config: Config, row_model: RowModel) -> None:
         )
     if parallel.offload and row_model.device.type == "cpu":
         raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
+    if parallel.expert_parallel_size > 1:
+        expert.check_config(config)
+        expert.check(row_model.model, parallel.expert_parallel_size)
     if parallel.model_parallel_size > 1:
         tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)

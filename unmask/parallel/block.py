@@ -110,10 +110,15 @@ def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = 
 
 
 class BlockAxis:
-    """Divides packs over the ranks of a block axis. Called by RowModel.collate; the same on every rank but `rank`."""
+    """Divides packs over the ranks of a block axis. Called by RowModel.collate; the same on every rank but `rank`.
 
-    def __init__(self, axis: Axis, layers: Layers, config: ParallelConfig, speeds: np.ndarray | None = None):
-        self.axis, self.layers, self.config, self.speeds = axis, layers, config, speeds
+    once: whether somebody wants to know which rows no earlier rank computes too.
+    """
+
+    def __init__(
+        self, axis: Axis, layers: Layers, config: ParallelConfig, speeds: np.ndarray | None = None, once: bool = False
+    ):
+        self.axis, self.layers, self.config, self.speeds, self.once = axis, layers, config, speeds, once
         self._rows = self._pairs = 0
 
     @property
@@ -122,9 +127,9 @@ class BlockAxis:
 
     def divide(
         self, rows: Rows, device: torch.device
-    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor]]:
+    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor], np.ndarray]:
         """(this rank's rows, their plan or None for a pack of their own, which of all labelled rows are here, what
-        makes per-row results whole again)."""
+        makes per-row results whole again, which rows count)."""
         config = self.config
         placed = place(
             *(rows, self.layers, self.axis.wire.size, config.placement, config.exchange, self.speeds, config.node_size)
@@ -132,18 +137,28 @@ class BlockAxis:
         index, local = placed.local(self.rank)
         self._rows += len(local)
         self._pairs += int(pairs(local).sum())
+        counted = self._counted(placed, index, len(local))
         if len(local) == 0:
             local = inert(rows.count)
         mine = np.searchsorted(rows.labelled, index[local.label[: len(index)] != IGNORE])
         whole = partial(self._whole, mine, len(rows.labelled))
         plan = None if placed.placement.SHARED == "none" else self._plan(placed, local, device)
-        return local, plan, mine, whole
+        return local, plan, mine, whole, counted
 
     def read(self) -> dict[str, Any]:
         """This rank's rows and their pairs in a full layer, since the last reading."""
         found = {"rank_rows": self._rows, "rank_pairs": self._pairs}
         self._rows = self._pairs = 0
         return found
+
+    def _counted(self, placed: Placed, index: np.ndarray, rows: int) -> np.ndarray:
+        """bool [rows]: those of the pack, at `index` in it, that no earlier rank computes too."""
+        counted = np.zeros(max(rows, 1), bool)
+        counted[: len(index)] = True
+        if self.once and placed.placement.SHARED == "none":
+            for rank in range(self.rank):
+                counted[: len(index)] &= ~np.isin(index, placed.local(rank)[0])
+        return counted
 
     def _plan(self, placed: Placed, local: Rows, device: torch.device) -> Plan:
         patterns: dict[Any, Any] = {}

@@ -2,7 +2,8 @@
 
 Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `replicate` (copies of the model that share
 a batch), `shard` (ranks that a copy is divided over, which share the batch as well), `block` (ranks that share a pack)
-and `tensor` (ranks that share every layer). FSDP2 divides over `shard x block`.
+and `tensor` (ranks that share every layer). FSDP2 divides over `shard x block`. Experts are divided over neighbours of
+replicate x shard x block.
 Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
 """
 
@@ -44,10 +45,11 @@ class Mesh:
 
     sizes, position: by axis name; axis: the block axis for attention (None where it has one rank); shards: what FSDP2
     works on (None without), replicate x (shard x block) or the latter alone; tensor: the tensor axis, of the same root
-    (None where it has one rank). Groups: group of all processes (None: torch's default group), data of those with this
-    one's place on the tensor axis, stage of those that hold the same layers and parts of them, pipeline of those that a
-    pack passes through, by stage, ends of the first and the last of these (None elsewhere), saving of all, for
-    checkpoints in the background. traffic: what this process sends.
+    (None where it has one rank); experts, expert_shards: the same two for the experts of layers. Groups: group of all
+    processes (None: torch's default group), data of those with this one's place on the tensor axis, stage of those that
+    hold the same layers and parts of them, pipeline of those that a pack passes through, by stage, ends of the first
+    and the last of these (None elsewhere), saving of all, for checkpoints in the background. traffic: what this process
+    sends.
     """
 
     device: torch.device
@@ -58,6 +60,8 @@ class Mesh:
     axis: Axis | None = None
     shards: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
+    expert_shards: DeviceMesh | None = None
     pulse: Pulse | None = None
     group: Any = None
     data: Any = None
@@ -309,9 +313,15 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
         ends = [[line[0], line[-1]] for line in lines]
         mine = group([*ends, *([rank] for line in lines for rank in line[1:-1])])
         mesh.ends = mine if position["pipeline"] in (0, sizes["pipeline"] - 1) else None
-    if config.level or sizes["tensor"] > 1:
-        _device_meshes(mesh, ranks, config.level > 0, group)
+    experts = config.expert_parallel_size
+    if config.level or sizes["tensor"] > 1 or experts > 1:
+        layouts = ranks.reshape(sizes["pipeline"], -1, config.shards if config.level else 1, sizes["tensor"])
+        mesh.shards, mesh.tensor = _device_meshes(mesh, layouts, "tensor", group)
+    if experts > 1:
+        layouts = ranks.reshape(1, -1, config.expert_shards, experts)
+        mesh.expert_shards, mesh.experts = _device_meshes(mesh, layouts, "expert", group)
     if mesh.divided:
+        mesh.saving = group([range(size)])
         mesh.saving = group([range(size)])
     if sizes["block"] > 1:
         packs = ranks.transpose(3, 4).flatten(0, 3).tolist()
@@ -328,20 +338,18 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
 
 
 def _device_meshes(
-    mesh: Mesh, ranks: Tensor, divides: bool, group: Callable[[Sequence[Sequence[int]]], dist.ProcessGroup]
-) -> None:
-    """`shards` and `tensor` of the mesh, parts of one DeviceMesh: FSDP2 divides what the tensor axis has left.
+    mesh: Mesh, layouts: Tensor, inner: str, group: Callable[[Sequence[Sequence[int]]], dist.ProcessGroup]
+) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """(what FSDP2 works on, the axis `inner` or None where it has one rank), parts of one DeviceMesh.
 
-    ranks [pipeline, replicate, shard, block, tensor]; divides: over shard x block, else all keep what they hold.
+    layouts: ranks [stages, copies, shards, inner]; FSDP2 divides over shards what the inner axis has left.
     """
-    stages, copies, tensor = ranks.shape[0], ranks.shape[1], ranks.shape[4]
-    every = ranks.reshape(stages, copies if divides else -1, ranks[0, 0].numel() // tensor if divides else 1, tensor)
     lines = {
-        "replicate": every.permute(0, 2, 3, 1).flatten(0, 2),
-        "shard": every.transpose(2, 3).flatten(0, 2),
-        "tensor": every.flatten(0, 2),
+        "replicate": layouts.permute(0, 2, 3, 1).flatten(0, 2),
+        "shard": layouts.transpose(2, 3).flatten(0, 2),
+        inner: layouts.flatten(0, 2),
     }
-    layout = every[mesh.position["pipeline"]]
+    layout = layouts[mesh.position["pipeline"]]
     kept = [axis for axis, length in zip(lines, layout.shape, strict=True) if axis == "shard" or length > 1]
     groups = {axis: group(lines[axis].tolist()) for axis in kept}
     # Named after their groups: torch caches what it knows of a mesh by its names, also past the end of a run.
@@ -351,5 +359,5 @@ def _device_meshes(
         list(groups.values()) if len(groups) > 1 else next(iter(groups.values())),
         *(mesh.device.type, layout.reshape(shape)), mesh_dim_names=tuple(names.values()),
     )  # fmt: skip
-    mesh.shards = root[tuple(names[axis] for axis in kept if axis != "tensor")]
-    mesh.tensor = root[names["tensor"]] if "tensor" in kept else None
+    divided = root[tuple(names[axis] for axis in kept if axis != inner)]
+    return divided, root[names[inner]] if inner in kept else None

@@ -14,6 +14,7 @@ With copies beside (hybrid sharding) the parts are summed over these once a step
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,20 +25,22 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 # What FSDPModule.set_custom_all_gather and set_custom_reduce_scatter take; torch exports no public name for them.
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.tensor import DTensor, Shard
 
 from unmask.attention.exchange import Traffic
 from unmask.config import ParallelConfig
 from unmask.models import RowModel
 from unmask.models.check import decoder_layers
+from unmask.models.experts import experts_of
+from unmask.parallel.expert import divided_dim
 from unmask.parallel.mesh import Mesh
 
 
 @dataclass
 class Sharding:
-    """How a module is divided. copies: of the model beside this one; last: whether a step's last micro-batch runs."""
+    """How a module is divided. last: whether a step's last micro-batch runs."""
 
     level: int
-    copies: int
     traffic: Traffic
     last: bool = True
 
@@ -48,7 +51,8 @@ def sharded(
     """The row model itself, or a `root` around it, its parameters now DTensors over `mesh.shards`.
 
     Each decoder layer is gathered as one, and the root (embeddings, last norm, head) as one for the whole forward: the
-    chunked loss reads the head's weight. In half precision parameters are gathered in `arithmetic`, gradients summed in
+    chunked loss reads the head's weight. With an expert axis the experts of a layer are divided by themselves, over the
+    ranks that hold the same ones. In half precision parameters are gathered in `arithmetic`, gradients summed in
     fp32; the parts are kept as they were.
     """
     assert mesh.shards is not None
@@ -60,20 +64,24 @@ def sharded(
         "offload_policy": CPUOffloadPolicy() if config.offload else OffloadPolicy(),
     }
     layers = [layer for layer in decoder_layers(row_model.model) if next(layer.parameters(), None) is not None]
+    divided: dict[str, Any] = {**options, "reshard_after_forward": config.level == 3}
+    experts = list(experts_of(row_model.model).values()) if mesh.expert_shards is not None else []
+    for module in experts:
+        fully_shard(module, **{**divided, "mesh": mesh.expert_shards}, shard_placement_fn=_expert_dim(config))
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=config.level == 3, **options)
+        fully_shard(layer, **divided)
     root = root or row_model
-    fully_shard(root, reshard_after_forward=False, **options)
-    copies = mesh.shards.size(0) if mesh.shards.ndim > 1 else 1
-    sharding = Sharding(config.level or 1, copies, mesh.traffic)
+    fully_shard(root, **{**divided, "reshard_after_forward": False})
+    sharding = Sharding(config.level or 1, mesh.traffic)
     cast(Any, root).sharding = sharding
     # A rank whose rows miss an expert adds zeros; without, the sizes of the sums would differ.
     cast(Any, root).set_reduce_scatter_unused_params(True)
-    for module in fsdp_modules(root):
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-        module.set_custom_all_gather(_Gather(sharding))
-        module.set_custom_reduce_scatter(_Reduce(sharding))
+    for each in fsdp_modules(root):
+        over = mesh.expert_shards if each in experts and mesh.expert_shards is not None else mesh.shards
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)
+        each.set_custom_all_gather(_Gather(sharding))
+        each.set_custom_reduce_scatter(_Reduce(sharding, over.size(0) if over.ndim > 1 else 1))
     if config.prefetch:
         _prefetch(cast(list[FSDPModule], layers), config.prefetch)
     return root
@@ -123,6 +131,16 @@ def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
     return [each for each in module.modules() if isinstance(each, FSDPModule)]
 
 
+def _expert_dim(config: ParallelConfig) -> Callable[[nn.Parameter], Shard]:
+    """Which dimension of a rank's experts is divided."""
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        held = parameter.to_local().shape if isinstance(parameter, DTensor) else parameter.shape
+        return Shard(divided_dim(held, config.expert_shards))
+
+    return placement
+
+
 def _prefetch(layers: list[FSDPModule], ahead: int) -> None:
     """Gather `ahead` layers before they run, in the forward and in the backward pass."""
     for number, layer in enumerate(layers):
@@ -146,16 +164,17 @@ class _Gather(DefaultAllGather):
 class _Reduce(DefaultReduceScatter):
     """Reduce-scatter, its bytes counted with those of the sum over copies that follows.
 
-    On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to 2.5 times as long.
+    copies: of what is divided. On a CPU by an all-to-all and sums in the order of the ranks: gloo's own takes 1.5 to
+    2.5 times as long.
     """
 
-    def __init__(self, sharding: Sharding):
-        self.sharding = sharding
+    def __init__(self, sharding: Sharding, copies: int):
+        self.sharding, self.copies = sharding, copies
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        size, copies = output_tensor.nbytes, self.sharding.copies
+        size, copies = output_tensor.nbytes, self.copies
         over_copies = 2 * (copies - 1) * size // copies if self.sharding.last else 0
         self.sharding.traffic.add("parameter gradients", (group.size() - 1) * size + over_copies)
         if input_tensor.device.type != "cpu":

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
@@ -27,8 +28,8 @@ class Ema:
     def update(self, step: int) -> None:
         """Take in the weights after update `step` (from 0)."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages = list(self.average.values())
-        weights = [self.live[name].detach().to(average.dtype) for name, average in self.average.items()]
+        averages = [local(average) for average in self.average.values()]
+        weights = [local(self.live[name].detach()).to(average.dtype) for name, average in self.average.items()]
         get_ema_multi_avg_fn(decay)(averages, weights, None)
 
     def restart(self) -> None:
@@ -50,6 +51,11 @@ class Ema:
     def _put(self, values: dict[str, Tensor]) -> None:
         for name, parameter in self.live.items():
             parameter.copy_(values[name])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor; lists of these may be of several meshes."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def average_of(parameter: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unmask.models.check import decoder_layers
+from unmask.models.experts import experts_of
+from unmask.parallel.expert import divided_dim
 from unmask.parallel.stages import even, passes
 from unmask.parallel.tensor import divided_dims
 from unmask.rows import Rows
@@ -205,9 +207,9 @@ def _gathered(run: Run) -> int:
     At level 3 the layer that runs, the next ones and what belongs to no layer; the gradients of one layer, or of those.
     """
     parallel = run.config.parallel
-    if not parallel.level and parallel.model_parallel_size == 1:
+    if not parallel.level and parallel.model_parallel_size == parallel.expert_parallel_size == 1:
         return 0
-    part = _Parts(run, shards=1)
+    part = _Parts(run, whole=True)
     sizes = [
         sum(part(each, each) // each.element_size() for each in layer.parameters())
         for layer in decoder_layers(run.model)
@@ -224,21 +226,29 @@ def _gathered(run: Run) -> int:
 class _Parts:
     """part(value, parameter): bytes that the first rank holds of a parameter, or of a state of its shape.
 
-    The tensor axis divides first, then FSDP2 the rows of what is left.
+    The tensor axis divides first, and the expert axis experts, then FSDP2 the rows of what is left. whole: not FSDP2.
     """
 
-    def __init__(self, run: Run, shards: int | None = None):
+    def __init__(self, run: Run, whole: bool = False):
         parallel = run.config.parallel
-        self.shards, self.ranks = parallel.shards if shards is None else shards, parallel.model_parallel_size
+        self.shards = 1 if whole else parallel.shards
+        self.expert_shards = 1 if whole else parallel.expert_shards
+        self.ranks, self.expert_ranks = parallel.model_parallel_size, parallel.expert_parallel_size
         self.dims = divided_dims(run.model) if self.ranks > 1 else {}
+        divided = experts_of(run.model).values() if self.expert_ranks > 1 else ()
+        self.experts = {each for module in divided for each in module.parameters()}
 
     def __call__(self, value: Any, parameter: Any) -> int:
         if not _size(value):
             return 0
-        shape = list(value.shape)
+        shape, dim, shards = list(value.shape), 0, self.shards
         if parameter in self.dims:
             shape[self.dims[parameter]] = -(-shape[self.dims[parameter]] // self.ranks)
-        return -(-shape[0] // self.shards) * math.prod(shape[1:]) * value.element_size()
+        if parameter in self.experts:
+            shape[0] //= self.expert_ranks
+            dim, shards = divided_dim(shape, self.expert_shards), self.expert_shards
+        shape[dim] = -(-shape[dim] // shards)
+        return math.prod(shape) * value.element_size()
 
 
 def _size(value: Any) -> int:

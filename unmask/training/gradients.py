@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from unmask.parallel import data, shard
 from unmask.parallel.pipeline import Pipeline
@@ -21,6 +21,7 @@ from unmask.training.noise_scale import NoiseScale, square
 
 if TYPE_CHECKING:
     from unmask.models import RowBatch
+    from unmask.models.routing import Routing
     from unmask.objectives import LossTerms, Objective
     from unmask.parallel.mesh import Mesh
     from unmask.training.levels import LevelLosses
@@ -39,6 +40,10 @@ class Gradients:
     noise: NoiseScale | None = None
     _names: list[str] | None = None
 
+    @property
+    def routing(self) -> Routing | None:
+        return self.run.row_model.routing
+
     def accumulate(self, objective: Objective, micro: list[Rows]) -> tuple[float, dict[str, float]]:
         """Gradients of sum / count into the parameters; returns the loss, and the mean of the unweighted nll, rows and
         FLOPs of all processes. micro: of this process's replica."""
@@ -47,7 +52,10 @@ class Gradients:
         work = sum(flops(rows, row_model.shape) for rows in micro)
         labels = sum(len(rows.labelled) for rows in micro)
         own = [sum(rows.count for rows in micro), sum(len(rows) for rows in micro), work, labels]
-        count, rows_in_all, work, labels_in_all = self.mesh.sum([value if counts else 0.0 for value in own])
+        own.append(sum(len(rows.labelled) > 0 for rows in micro))
+        count, rows_in_all, work, labels_in_all, learning = self.mesh.sum([value if counts else 0.0 for value in own])
+        if self.routing is not None:
+            self.routing.weight = self.scaler.scale(torch.ones((), device=self.run.device)) / max(learning, 1.0)
         micro, passed = self._passes(micro, labels_in_all > 0)
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         one_by_one = self._pipelined if isinstance(self.module, Pipeline) else self._one_by_one
@@ -61,6 +69,8 @@ class Gradients:
         own = [float(value) for value in sums.values()]
         means = dict(zip(sums, self._sum_up(own, len(passed) if labels else 0, counts), strict=True))
         metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
+        if self.routing is not None:
+            metrics |= self.routing.read(self.mesh.sum(self.routing.mine()), learning)
         return means["loss"] / (count or 1.0), {**metrics, "rows": round(rows_in_all), "flops": work}
 
     def _one_by_one(
@@ -141,13 +151,30 @@ class Gradients:
     def clip(self, limit: float | None) -> float:
         """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
         twice = self.module.duplicates() if isinstance(self.module, Pipeline) else set()
-        norm = torch.nn.utils.get_total_norm(self._parts(twice))
-        if isinstance(norm, DTensor):  # the root of every rank's part of the sum of squares
-            norm = norm.full_tensor()
+        meshes: dict[Any, list[torch.nn.Parameter]] = {}
+        for parameter in self.run.model.parameters():
+            if parameter.grad is not None:
+                meshes.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+        norms = [_norm([each for each in parameters if each not in twice]) for parameters in meshes.values()]
+        norms = norms or [torch.zeros((), device=self.mesh.device)]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if self.mesh.sizes["pipeline"] > 1:  # the same of every stage's
             norm = norm.double().square()
             dist.all_reduce(norm, group=self.mesh.pipeline)
             norm = norm.sqrt()
         if limit:
-            torch.nn.utils.clip_grads_with_norm_(self.run.model.parameters(), limit, norm)
+            for parameters in meshes.values():
+                torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
+
+
+def _norm(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    """The norm of the gradients of parameters on one mesh: the root of every rank's part of the sum of squares."""
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    if not isinstance(norm, DTensor):
+        return norm
+    placements = list(norm.placements)
+    for dim in reversed(range(len(placements))):  # an axis at a time, so that all ranks add up in one order
+        placements[dim] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.to_local()

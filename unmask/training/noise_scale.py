@@ -35,6 +35,8 @@ def measurable(config: Config) -> str | None:
         return "the gradient is spread over parallel.model_parallel_size ranks"
     if config.parallel.pipeline_stages > 1:
         return "the gradient is spread over parallel.pipeline_stages ranks, which sum it once a step"
+    if config.parallel.expert_parallel_size > 1:
+        return "the gradient of experts is spread over parallel.expert_parallel_size ranks"
     if config.parallel.level:
         return "FSDP2 (parallel.shard_size, parallel.zero) sums the gradient of a part before it could be measured"
     return None

@@ -25,25 +25,29 @@ def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Up to three parameter groups, by their `role`: hidden (matrices inside of layers), decayed (other matrices) and
-    kept, which is not decayed.
+    """Up to four parameter groups, by their `role`: hidden (matrices inside of layers), experts (stacks of them),
+    decayed (the head's) and kept, which is not decayed.
 
     Norms and biases are not decayed, nor are embeddings: every step shrinks all of their rows, but only the tokens it
-    met push back. Tied weights count once, as embeddings. Other matrices are the head's and stacked experts'.
+    met push back. Tied weights count once, as embeddings. Experts are a group of their own because they may lie on
+    another mesh, which no fused update crosses.
     """
     embeddings = {
         id(each) for module in model.modules() if isinstance(module, nn.Embedding) for each in module.parameters()
     }
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = {id(parameter) for parameter in output.parameters()} if output is not None else set()
-    members: dict[str, list[nn.Parameter]] = {"hidden": [], "decayed": [], "kept": []}
+    members: dict[str, list[nn.Parameter]] = {"hidden": [], "experts": [], "decayed": [], "kept": []}
     for parameter in model.parameters():
         if parameter.requires_grad:
             matrix = parameter.ndim >= 2 and id(parameter) not in embeddings
-            hidden = parameter.ndim == 2 and id(parameter) not in head
-            members[("hidden" if hidden else "decayed") if matrix else "kept"].append(parameter)
-    decay = {"hidden": weight_decay, "decayed": weight_decay, "kept": 0.0}
-    return [{"params": found, "weight_decay": decay[role], "role": role} for role, found in members.items() if found]
+            inside = "hidden" if parameter.ndim == 2 else "experts"
+            members[("decayed" if id(parameter) in head else inside) if matrix else "kept"].append(parameter)
+    return [
+        {"params": found, "weight_decay": 0.0 if role == "kept" else weight_decay, "role": role}
+        for role, found in members.items()
+        if found
+    ]
 
 
 def named_groups(model: nn.Module) -> list[tuple[str, list[str]]]:

@@ -105,7 +105,8 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
     facts = {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
     return facts | (
         {"gathered_bytes": found and found.gathered}
-        if run.config.parallel.level or run.config.parallel.model_parallel_size > 1
+        if run.config.parallel.level
+        or run.config.parallel.model_parallel_size * run.config.parallel.expert_parallel_size > 1
         else {}
     )
 

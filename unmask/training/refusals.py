@@ -42,6 +42,10 @@ def check_settings(config: Config, objective: Objective) -> None:
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
             f"objective.name={config.objective.name} places no mask token; set it to 0"
         )
+    for key in ("balance_loss", "z_loss"):
+        if getattr(config.model, key) and (config.model.compile or config.parallel.pipeline_stages > 1):
+            other = "model.compile=true" if config.model.compile else "parallel.pipeline_stages"
+            raise UserError(f"model.{key}={getattr(config.model, key):g} does not go with {other}: set one of them off")
     _check_spike(config)
     reason = measurable(config)
     if config.log.noise_scale is True and reason is not None:

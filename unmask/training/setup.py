@@ -17,7 +17,7 @@ from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
-from unmask.models import LoadedModel, RowModel, load
+from unmask.models import LoadedModel, RowModel, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.objectives import Objective
@@ -158,6 +158,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     low_precision.check(config, loaded.model)
     row_model = RowModel(loaded.model, skip_last_layer=skips, backend=config.model.attention)
     apply.check(config, row_model)
+    routing.check(loaded.model, {f"model.{key}": getattr(config.model, key) for key in ("balance_loss", "z_loss")})
     return Run(
         config=config,
         path=path,

@@ -19,6 +19,7 @@ from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, as_path
 from unmask.evaluation import shared
 from unmask.models import checkpoints as layout
+from unmask.models import routing
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, data, launched, mesh, shard
@@ -253,6 +254,11 @@ class Trainer:
         if self.config.model.compile:
             for layer in decoder_layers(run.model):
                 layer.compile(fullgraph=True)
+        elif self.mesh.sizes["pipeline"] == 1:
+            group = None if self.mesh.axis is None else self.mesh.axis.wire.groups[0]
+            run.row_model.routing = routing.watch(
+                run.model, self.config.model.balance_loss, self.config.model.z_loss, group
+            )
         self.module: Any
         pipe = self._pipe() if self.mesh.sizes["pipeline"] > 1 else None
         self.module, self.block_axis = apply.parallelise(
