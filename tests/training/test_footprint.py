@@ -46,8 +46,21 @@ def test_parameters_gradients_and_optimiser_state_are_counted_to_the_byte(tmp_pa
     buffers = bytes_of(run.model.buffers())
     found = footprint(run, micro)
     assert (found.parameters, found.gradients, found.optimizer) == (weights + buffers, weights, 2 * weights)
-    assert found.peak == sum(vars(found).values())
+    assert found.peak == sum(vars(found).values()) and found.host == 0
     assert all(type(parameter.data) is torch.Tensor for parameter in run.model.parameters())  # none fake any more
+
+
+def test_what_is_offloaded_is_not_on_the_device(tmp_path):
+    """Half of the parameters, their gradients, AdamW's two means and the averages, in the CPU's memory."""
+    settings = ["parallel.shard_size=2", "training.ema=0.9"]
+    run, micro = prepared(tmp_path, *settings)
+    kept = footprint(run, micro)
+    run, micro = prepared(tmp_path, *settings)
+    run.config.parallel.offload = True  # on a CPU it is refused
+    moved = footprint(run, micro)
+    own = sum(-(-len(each) // 2) * each[0].numel() * each.element_size() for each in run.model.parameters())
+    assert moved.host == 5 * own and moved.parameters == kept.parameters
+    assert (kept.peak - kept.process) - (moved.peak - moved.process) == moved.host
 
 
 def test_checkpointing_and_precision_are_in_it(tmp_path):

@@ -55,10 +55,12 @@ class Footprint:
     activations: int
     allocator: int
     process: int
+    host: int = 0
 
     @property
     def peak(self) -> int:
-        return sum(vars(self).values())
+        """Of the device: `host` bytes of the lasting parts are in the CPU's memory (`parallel.offload`)."""
+        return sum(value for name, value in vars(self).items() if name != "host") - self.host
 
 
 class Ledger(TorchDispatchMode):
@@ -163,9 +165,10 @@ def footprint(
     if training.ema:
         averages = sum(part(each, each) * max(1, 4 // each.element_size()) for each in trained if each in ours)
     lasting = (buffers + parts[0], parts[1], own_states, averages, _gathered(run))
+    host = sum(lasting[:4]) - buffers if run.config.parallel.offload else 0
     if run.device.type != "cpu":
-        return Footprint(*lasting, temporary, 0, 0)
-    return Footprint(*lasting, temporary, round(KEPT * temporary), max(0, resident - held))
+        return Footprint(*lasting, temporary, 0, 0, host)
+    return Footprint(*lasting, temporary, round(KEPT * temporary), max(0, resident - held), host)
 
 
 def _of_stages(run: Run, part: Callable[[Any, Any], int]) -> set[nn.Parameter]:

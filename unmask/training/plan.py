@@ -103,6 +103,8 @@ def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, d
     parts = ("parameters", "gradients", "optimizer", "averages", "activations", "allocator", "process", "peak")
     names = ("parameter", "gradient", "optimizer", "average", "activation", "allocator", "process", "peak")
     facts = {f"{name}_bytes": found and getattr(found, part) for name, part in zip(names, parts, strict=True)}
+    if run.config.parallel.offload:
+        facts["host_bytes"] = found and found.host
     return facts | (
         {"gathered_bytes": found and found.gathered}
         if run.config.parallel.level
