@@ -265,7 +265,7 @@ def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
     tolerance = TOLERANCE[case.dtype]
     assert len(one["loss"]) == STEPS and bool(one["bound"]) == (EVALUATED[0] in case.options)
-    for key in ("loss", "norm", "bound", "routing"):
+    for key in ("loss", "norm", "bound", *(["routing"] if case.pipeline == 1 else [])):
         close(all_ranks[0][key], one[key], tolerance, key)
     for ours in all_ranks:
         assert ours["step"] == STEPS
