@@ -143,6 +143,8 @@ SAVED: dict[str, dict[str, int]] = {
 }  # fmt: skip
 #: Steps between two checkpoints of `saving`.
 INTERVAL = 40
+#: Tokens of a pack in these runs: an interval takes some twenty seconds.
+SHORT = 512
 
 
 def train(rank: int, size: int, port: int, sizes: dict[str, int], rounds: int, pipe: Any) -> None:
@@ -155,13 +157,13 @@ def train(rank: int, size: int, port: int, sizes: dict[str, int], rounds: int, p
     )  # fmt: skip
     from unmask import Config, Trainer
 
-    tokens = np.random.default_rng(0).integers(0, 4095, (8, PACK)).tolist()
+    tokens = np.random.default_rng(0).integers(0, 4095, (8, SHORT)).tolist()
     ended: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         path = folder if size == 1 else str(Path(tempfile.gettempdir()) / f"unmask-hybrid-{port}")
         tree = {
             "model": {"config": MODEL, "mask_token_id": 4095},
-            "data": {"pack_tokens": PACK},
+            "data": {"pack_tokens": SHORT},
             "objective": {"name": "block_diffusion", "block_size": 32},
             "parallel": sizes,
             "training": {"steps": (rounds + 1) * INTERVAL + 1, "batch_size": size, "threads": 1},
