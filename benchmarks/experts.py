@@ -10,12 +10,9 @@ slower rank, a figure the median over rounds of the ratio.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, Worker, interleave, ratio, run_cases
+from ranks import Ranks
 
 RANKS, PACK, VOCABULARY = 2, 1024, 2048
 MODEL: dict[str, Any] = {
@@ -108,57 +106,11 @@ def steps(device: Any, held: ExitStack) -> dict[str, Callable[[], None]]:
     return found
 
 
-def serve(rank: int, store: str, pipe: Any) -> None:
-    """One rank: runs the side that the parent names and answers with its seconds."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-        TORCH_CPP_LOG_LEVEL="ERROR",
-    )  # fmt: skip
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    with ExitStack() as held:
-        of = steps(torch.device("cpu"), held)
-        pipe.send("ready")
-        while (name := pipe.recv()) is not None:
-            dist.barrier()
-            start = time.perf_counter()
-            of[name]()
-            pipe.send(time.perf_counter() - start)
-
-
 def step(rounds: int) -> list[Figure]:
-    context = multiprocessing.get_context("spawn")
-    store = str(Path(tempfile.mkdtemp()) / "store")
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(rank, store, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-
-    def answers() -> list[Any]:
-        try:
-            return [pipe.recv() for pipe in pipes]
-        except EOFError:
-            sys.exit("a benchmark rank died")
-
-    answers()
-    taken: dict[str, list[float]] = {name: [] for name in SIDES}
-    for number in range(rounds + 2):
-        for name in SIDES:
-            for pipe in pipes:
-                pipe.send(name)
-            slower = max(answers())
-            if number >= 2:
-                taken[name].append(slower)
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.send(None)
-        process.join()
+    """A step with divided experts over one without."""
+    with Ranks(steps, RANKS) as ranks:
+        steps_taken = ranks.rounds(list(SIDES), rounds)
+    taken = {name: [max(rank.seconds for rank in step) for step in found] for name, found in steps_taken.items()}
 
     def over(ours: str, theirs: str) -> float:
         return statistics.median(a / b for a, b in zip(taken[ours], taken[theirs], strict=True))

@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, run_cases
+from ranks import Ranks
 
 RANKS = 2
 MODEL = {
@@ -77,64 +78,19 @@ def steps(device: Any, held: ExitStack) -> dict[str, Callable[[], None]]:
     return found
 
 
-def serve(rank: int, store: str, pipe: Any) -> None:
-    """One rank: runs the side that the parent names and answers with its seconds."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-        TORCH_CPP_LOG_LEVEL="ERROR",
-    )  # fmt: skip
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    with ExitStack() as held:
-        of = steps(torch.device("cpu"), held)
-        pipe.send("ready")
-        while (name := pipe.recv()) is not None:
-            dist.barrier()
-            start, used = time.perf_counter(), time.process_time()
-            of[name]()
-            pipe.send((time.perf_counter() - start, time.process_time() - used))
-
-
 def sharding(rounds: int) -> list[Figure]:
     """Step time of every level of ZeRO over that of two copies."""
-    context = multiprocessing.get_context("spawn")
-    store = str(Path(tempfile.mkdtemp()) / "store")
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(rank, store, theirs), daemon=True)
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
+    with Ranks(steps, RANKS) as ranks:
+        taken = ranks.rounds(list(SIDES), rounds)
 
-    def answers() -> list[Any]:
-        try:
-            return [pipe.recv() for pipe in pipes]
-        except EOFError:
-            sys.exit("a benchmark rank died")
-
-    answers()
-    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIDES}
-    for number in range(rounds + 2):
-        for name in SIDES:
-            for pipe in pipes:
-                pipe.send(name)
-            slowest = tuple(map(max, zip(*answers(), strict=True)))
-            if number >= 2:
-                taken[name].append(slowest)
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.send(None)
-        process.join()
-
-    def over(name: str, which: int) -> float:
+    def over(name: str, which: str) -> float:
         pairs = zip(taken[name], taken["copies"], strict=True)
-        return statistics.median(ours[which] / theirs[which] for ours, theirs in pairs)
+        slowest = ([max(getattr(rank, which) for rank in step) for step in pair] for pair in pairs)
+        return statistics.median(ours / theirs for ours, theirs in slowest)
 
     return [Figure(f"FSDP2 {name}: {what} of a step over copies, {RANKS} ranks", over(name, which), 1.05, "<=")
-            for name in SIDES if name != "copies" for which, what in enumerate(("time", "processor time"))]  # fmt: skip
+            for name in SIDES if name != "copies"
+            for which, what in (("seconds", "time"), ("processor", "processor time"))]  # fmt: skip
 
 
 #: Sides of `saving`: sizes of the mesh by name.

@@ -11,11 +11,8 @@ the time that a rank computes, of the rank that computes most.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -24,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, report
+from ranks import Ranks
 
 RANKS, MICRO = 2, 8
 #: A small vocabulary: embedding and head are not to unbalance the stages.
@@ -74,68 +72,20 @@ def steps(device: Any, held: ExitStack) -> dict[str, Callable[[], tuple[float, l
     return found
 
 
-def serve(rank: int, store: str, pipe: Any) -> None:
-    """One rank: makes a step of the schedule that the parent names and answers with what it took."""
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
-        TORCH_CPP_LOG_LEVEL="ERROR",
-    )  # fmt: skip
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    with ExitStack() as held:
-        of = steps(torch.device("cpu"), held)
-        pipe.send("ready")
-        while (name := pipe.recv()) is not None:
-            pipe.send(of[name]())
-
-
-def measure(rounds: int) -> dict[str, list[tuple[float, list[list[Any]]]]]:
-    """Of every schedule and round: (seconds of the slower rank, the events of each)."""
-    context = multiprocessing.get_context("spawn")
-    store = str(Path(tempfile.mkdtemp()) / "store")
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(rank, store, theirs), daemon=True)
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-
-    def answers() -> list[Any]:
-        try:
-            return [pipe.recv() for pipe in pipes]
-        except EOFError:
-            sys.exit("a benchmark rank died")
-
-    answers()
-    found: dict[str, list[tuple[float, list[list[Any]]]]] = {name: [] for name in SCHEDULES}
-    for number in range(rounds + 2):
-        for name in SCHEDULES:
-            for pipe in pipes:
-                pipe.send(name)
-            taken = answers()
-            if number >= 2:
-                found[name].append((max(seconds for seconds, _ in taken), [events for _, events in taken]))
-    for pipe, process in zip(pipes, processes, strict=True):
-        pipe.send(None)
-        process.join()
-    return found
-
-
 def bubbles(rounds: int) -> list[Figure]:
     """Step time over theory, and idle shares beside it, of every schedule."""
     from unmask.config import ParallelConfig
     from unmask.parallel.stages import bubble, simulated
 
     figures = []
-    for name, taken in measure(rounds).items():
+    with Ranks(steps, RANKS) as ranks:
+        taken = ranks.rounds(SCHEDULES, rounds)
+    for name in SCHEDULES:
         parallel = ParallelConfig(pipeline_stages=RANKS, schedule=name)
         over, idle, theory = [], [], []
-        for seconds, ranks in taken:
-            ended, busy = simulated(ranks, RANKS * parallel.virtual)
+        for step in taken[name]:
+            seconds, events = max(rank.found[0] for rank in step), [rank.found[1] for rank in step]
+            ended, busy = simulated(events, RANKS * parallel.virtual)
             over.append(seconds / ended)
             idle.append(seconds / max(busy) - 1)
             theory.append(ended / max(busy) - 1)
