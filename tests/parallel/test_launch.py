@@ -136,6 +136,26 @@ def test_a_signal_while_the_processes_start_ends_all_of_them_at_once(tmp_path):
     assert code == 143 and time.monotonic() - began < 60, out
 
 
+def test_processes_save_and_end_when_the_command_is_killed(tmp_path):
+    with Group(write_config(tmp_path), "parallel.pipeline_stages=2", "--nproc", "2", "training.steps=5000") as group:
+        group.reaches(3)
+        processes = group.ranks().values()
+        group.agent.kill()
+        over = time.monotonic() + SECONDS
+        while any(map(runs, processes)):
+            assert time.monotonic() < over
+            time.sleep(0.1)
+        assert saved_steps(group.run)[-1] == last_step(group.run)
+
+
+def runs(pid):
+    """Whether a process is there and not a zombie that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_mistake_is_told_once_and_never_tried_again(tmp_path):
     with Group(write_config(tmp_path), *TWO, "model.attention=reference", "--restarts", "3") as group:
         code, out, err = group.ended()

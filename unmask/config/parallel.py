@@ -80,6 +80,12 @@ class ParallelConfig(Section):
                 f"parallel.expert_parallel_size={self.expert_parallel_size} does not divide the {ranks} ranks of "
                 f"data_parallel_size x shard_size x block_parallel_size, among which experts are divided"
             )
+        for key in ("model_parallel_size", "pipeline_stages"):
+            if self.expert_parallel_size > 1 and getattr(self, key) > 1:
+                raise UserError(
+                    f"parallel.expert_parallel_size={self.expert_parallel_size} does not go with parallel.{key}="
+                    f"{getattr(self, key)}: set one of them to 1"
+                )
         self._refuse_of_pipeline()
         if not self.level:
             for key in ("zero", "prefetch", "offload"):

@@ -88,12 +88,8 @@ def divided_dim(shape: torch.Size | list[int], shards: int) -> int:
 
 def check_config(config: Config) -> None:
     """UserError for settings that do not go with an expert axis."""
-    parallel = config.parallel
-    size = f"parallel.expert_parallel_size={parallel.expert_parallel_size}"
-    for axis in ("model_parallel_size", "pipeline_stages"):
-        if getattr(parallel, axis) > 1:
-            raise UserError(f"{size} does not go with parallel.{axis}={getattr(parallel, axis)}: set one of them to 1")
     if config.model.compile:
+        size = f"parallel.expert_parallel_size={config.parallel.expert_parallel_size}"
         raise UserError(f"model.compile=true does not go with {size}, whose layers communicate; set it to false")
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
+import time
 from collections.abc import MutableMapping
 
 #: torchelastic's name for the processes that `unmask train --nproc` starts.
@@ -29,6 +32,18 @@ def by_launcher() -> bool:
 def by_unmask() -> bool:
     """Whether `unmask train --nproc` did, which tells the user what its processes record."""
     return by_launcher() and os.environ.get("ROLE_NAME") == ROLE
+
+
+def end_with_launcher(every: float = 1.0) -> None:
+    """Let this process save and end, as if told to, when the `unmask train --nproc` that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def restarts() -> tuple[int, int]:

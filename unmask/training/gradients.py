@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from unmask.parallel import data, shard
 from unmask.parallel.pipeline import Pipeline
@@ -151,30 +151,32 @@ class Gradients:
     def clip(self, limit: float | None) -> float:
         """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
         twice = self.module.duplicates() if isinstance(self.module, Pipeline) else set()
-        meshes: dict[Any, list[torch.nn.Parameter]] = {}
-        for parameter in self.run.model.parameters():
-            if parameter.grad is not None:
-                meshes.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
-        norms = [_norm([each for each in parameters if each not in twice]) for parameters in meshes.values()]
-        norms = norms or [torch.zeros((), device=self.mesh.device)]
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        if self.mesh.sizes["pipeline"] > 1:  # the same of every stage's
-            norm = norm.double().square()
-            dist.all_reduce(norm, group=self.mesh.pipeline)
-            norm = norm.sqrt()
+        square = _square(self._parts(twice), self.mesh.device)
+        if self.mesh.sizes["pipeline"] > 1:  # of every stage's
+            dist.all_reduce(square, group=self.mesh.pipeline)
+        norm = square.sqrt()
         if limit:
+            meshes: dict[Any, list[torch.nn.Parameter]] = {}
+            for parameter in self.run.model.parameters():
+                meshes.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
             for parameters in meshes.values():
                 torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
 
 
-def _norm(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-    """The norm of the gradients of parameters on one mesh: the root of every rank's part of the sum of squares."""
-    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-    if not isinstance(norm, DTensor):
-        return norm
-    placements = list(norm.placements)
-    for dim in reversed(range(len(placements))):  # an axis at a time, so that all ranks add up in one order
-        placements[dim] = Replicate()
-        norm = norm.redistribute(placements=placements)
-    return norm.to_local()
+def _square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The square norm of gradients, fp64; of those that are divided, with the parts of other ranks."""
+    parts: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+    for each in gradients:
+        if isinstance(each, DTensor):
+            axes = [dim for dim, placement in enumerate(each.placements) if not placement.is_replicate()]
+            parts.setdefault((each.device_mesh, *axes), []).append(each.to_local())
+        else:
+            parts.setdefault((None,), []).append(each)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for (mesh, *axes), alike in parts.items():
+        square = torch.nn.utils.get_total_norm(alike).double().square().to(device)
+        for dim in axes:
+            dist.all_reduce(square, group=mesh.get_group(dim))
+        total += square
+    return total

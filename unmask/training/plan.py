@@ -137,7 +137,8 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     run = setup.prepare(config)
     if config.parallel.block_parallel_size == 1:
         raise UserError(
-            "parallel.block_parallel_size=1: one rank holds everything; give parallel.block_parallel_size=4"
+            "parallel.block_parallel_size=1: no ranks share a pack, so there is no placement to show; give "
+            "parallel.block_parallel_size=4"
         )
     batch, training = run.sampler.batch(0), config.training
     micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)

@@ -43,9 +43,10 @@ def check_settings(config: Config, objective: Objective) -> None:
             f"objective.name={config.objective.name} places no mask token; set it to 0"
         )
     for key in ("balance_loss", "z_loss"):
-        if getattr(config.model, key) and (config.model.compile or config.parallel.pipeline_stages > 1):
-            other = "model.compile=true" if config.model.compile else "parallel.pipeline_stages"
-            raise UserError(f"model.{key}={getattr(config.model, key):g} does not go with {other}: set one of them off")
+        value, stages = getattr(config.model, key), config.parallel.pipeline_stages
+        if value and (config.model.compile or stages > 1):
+            other = f"parallel.pipeline_stages={stages}" if stages > 1 else "model.compile=true"
+            raise UserError(f"model.{key}={value:g} does not go with {other}: set model.{key} to 0, or do without it")
     _check_spike(config)
     reason = measurable(config)
     if config.log.noise_scale is True and reason is not None:
