@@ -97,7 +97,7 @@ def test_dry_run_plans_and_writes_nothing(settings):
         (["data.train=null"], "nothing to train on"),
         (["data.train=missing"], "data.train=missing: no such dataset"),
         (["data.tokenizer=missing"], "missing: no such tokeniser"),
-        (["parallel.pipeline_stages=2"], "parallel.pipeline_stages=2"),
+        (["parallel.pipeline_stages=2"], "pipeline_stages=2"),
         (["training.batch_size=3", "training.micro_batch=2"], "must be a multiple of"),
         (["model.name=missing", "model.config=null"], "model.name=missing: no such folder"),
         (["model.config=null"], "give model.name"),
