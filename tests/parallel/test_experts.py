@@ -138,7 +138,9 @@ REFUSED = {
     "does not go with parallel.pipeline_stages=2: set one": (
         ["parallel.data_parallel_size=2", SIZE, "parallel.pipeline_stages=2"], {}
     ),
-    "model.z_loss=1 does not go with parallel.pipeline_stages=2": (["model.z_loss=1", "parallel.pipeline_stages=2"], {}),
+    "model.z_loss=1 does not go with parallel.pipeline_stages=2": (
+        ["model.z_loss=1", "parallel.pipeline_stages=2"], {}
+    ),
     "model.z_loss=1 does not go with model.compile=true": (["model.z_loss=1", "model.compile=true"], {}),
     "model.balance_loss=1 has no effect: Qwen3ForCausalLM": (["model.balance_loss=1"], {"model_type": "qwen3"}),
 }  # fmt: skip
