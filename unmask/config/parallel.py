@@ -88,22 +88,16 @@ class ParallelConfig(Section):
                 )
         self._refuse_of_pipeline()
         if not self.level:
-            for key in ("zero", "prefetch", "offload"):
-                value = getattr(self, key)
-                if value != type(self).model_fields[key].default:
-                    raise UserError(
-                        f"parallel.{key}={value} has no effect: no ranks divide a copy of the model; give "
-                        f"parallel.shard_size=2 or more"
-                    )
+            self._refuse_given(
+                ("zero", "prefetch", "offload"),
+                ": no ranks divide a copy of the model; give parallel.shard_size=2 or more",
+            )
         blocks, node = self.block_parallel_size, self.node_size
         if blocks == 1:
-            for key in ("placement", "exchange", "node_size", "speeds"):
-                value = getattr(self, key)
-                if value != type(self).model_fields[key].default:
-                    raise UserError(
-                        f"parallel.{key}={value} has no effect with block_parallel_size=1: leave it out, or give a "
-                        f"pack several ranks"
-                    )
+            self._refuse_given(
+                ("placement", "exchange", "node_size", "speeds"),
+                " with block_parallel_size=1: leave it out, or give a pack several ranks",
+            )
         if "+" in self.exchange and (node is None or not 1 < node < blocks or blocks % node):
             raise UserError(
                 f"parallel.exchange={self.exchange} needs parallel.node_size, a divisor of "
@@ -121,13 +115,10 @@ class ParallelConfig(Section):
 
     def _refuse_of_pipeline(self) -> None:
         if self.pipeline_stages == 1:
-            for key in ("schedule", "virtual_stages", "stage_layers", "bubble"):
-                value = getattr(self, key)
-                if value != type(self).model_fields[key].default:
-                    raise UserError(
-                        f"parallel.{key}={value} has no effect with pipeline_stages=1: leave it out, or give the "
-                        f"layers several ranks"
-                    )
+            self._refuse_given(
+                ("schedule", "virtual_stages", "stage_layers", "bubble"),
+                " with pipeline_stages=1: leave it out, or give the layers several ranks",
+            )
             return
         if self.virtual_stages is not None and self.schedule != "interleaved":
             raise UserError(
@@ -150,3 +141,10 @@ class ParallelConfig(Section):
                 f"parallel.stage_layers lists {len(self.stage_layers)} stages, and there are {stages} (pipeline_stages "
                 f"x stages of a rank): give one number each"
             )
+
+    def _refuse_given(self, keys: tuple[str, ...], why: str) -> None:
+        """UserError for one of these that is not at its default, and has no effect."""
+        for key in keys:
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                raise UserError(f"parallel.{key}={value} has no effect{why}")
