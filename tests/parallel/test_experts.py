@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.parallel.resumption import goes_on, run
 from tests.parallel.shard_cases import held
 from tests.parallel.test_shard import promised
-from tests.parallel.trainer_cases import MODELS, STEPS, Case, documents, train
+from tests.parallel.trainer_cases import MODELS, Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError
 from unmask.export import export
@@ -29,12 +30,6 @@ FEATURES = (
 )  # fmt: skip
 
 
-def run(workers, case, path, stop=None):
-    if case.ranks == 1:
-        return train(case, str(path), stop)
-    return workers(case.ranks).run(train, case, str(path), stop)[0]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return train(ON["1"], str(tmp_path_factory.mktemp("whole")))
@@ -45,13 +40,7 @@ def whole(tmp_path_factory):
     [("2 experts", "1"), ("1", "2 experts"), ("2 experts", "2 shards"), ("2 experts, sharded", "2 experts")],
 )
 def test_a_run_goes_on_on_another_mesh(first, second, workers, whole, tmp_path):
-    assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
-    rest = run(workers, ON[second], tmp_path)
-    assert rest["step"] == len(rest["loss"]) == STEPS
-    for key in ("loss", "norm"):
-        np.testing.assert_allclose(rest[key], whole[key], rtol=1e-10, atol=1e-10)
-    for name, weight in whole["weights"].items():
-        np.testing.assert_allclose(rest["weights"][name], weight, rtol=1e-10, atol=1e-10)
+    goes_on(workers, ON[first], ON[second], whole, tmp_path)
 
 
 def test_averages_bounds_muon_and_export(workers, tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.parallel.resumption import goes_on, run
 from tests.parallel.trainer_cases import STEPS, Case, train
 from unmask.models import checkpoints as layout
 from unmask.models.checkpoints import open_model
@@ -30,12 +31,6 @@ ON = {
 }
 #: Averages, and means in blocks of 8 bits.
 EVERYTHING = ("training.ema=0.9", "optimizer.state=8bit", "model.config.intermediate_size=128")
-
-
-def run(workers, case, path, stop=None):
-    if case.ranks == 1:
-        return train(case, str(path), stop)
-    return workers(case.ranks).run(train, case, str(path), stop)[0]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +64,7 @@ def whole(tmp_path_factory):
     ],
 )
 def test_on_another_number_of_processes(first, second, workers, whole, tmp_path):
-    assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
-    rest = run(workers, ON[second], tmp_path)
-    assert rest["step"] == len(rest["loss"]) == STEPS
-    for key in ("loss", "norm"):
-        np.testing.assert_allclose(rest[key], whole[key], rtol=1e-10, atol=1e-10)
-    for name, weight in whole["weights"].items():
-        np.testing.assert_allclose(rest["weights"][name], weight, rtol=1e-10, atol=1e-10)
+    goes_on(workers, ON[first], ON[second], whole, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32"])

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.parallel.resumption import goes_on, run
 from tests.parallel.shard_cases import held
 from tests.parallel.test_shard import promised
-from tests.parallel.trainer_cases import STEPS, Case, documents, train
+from tests.parallel.trainer_cases import Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError
 from unmask.training import setup
@@ -24,12 +25,6 @@ ON = {
     "2 shards": replace(BASE, shards=2, tensor=1),
 }
 FEATURES = ("training.ema=0.8", "model.mask_noise_steps=6", "evaluation.every=10", "evaluation.packs=0")
-
-
-def run(workers, case, path, stop=None):
-    if case.ranks == 1:
-        return train(case, str(path), stop)
-    return workers(case.ranks).run(train, case, str(path), stop)[0]
 
 
 def averages(run):
@@ -48,13 +43,7 @@ def whole(tmp_path_factory):
     "first, second", [("2 tensor", "1"), ("1", "2 tensor"), ("2 tensor", "2 shards"), ("2 blocks", "2 tensor")]
 )
 def test_a_run_goes_on_on_another_mesh(first, second, workers, whole, tmp_path):
-    assert run(workers, ON[first], tmp_path, stop=5)["step"] == 5
-    rest = run(workers, ON[second], tmp_path)
-    assert rest["step"] == len(rest["loss"]) == STEPS
-    for key in ("loss", "norm"):
-        np.testing.assert_allclose(rest[key], whole[key], rtol=1e-10, atol=1e-10)
-    for name, weight in whole["weights"].items():
-        np.testing.assert_allclose(rest["weights"][name], weight, rtol=1e-10, atol=1e-10)
+    goes_on(workers, ON[first], ON[second], whole, tmp_path)
 
 
 def test_averages_bounds_and_noise_on_the_mask_token(workers, tmp_path):
