@@ -195,6 +195,7 @@ def test_check_names_the_broken_rule(field: str, value: list[int], rule: str | N
         "label": np.full(5, IGNORE),
         "weight": np.zeros(5),
         "document": np.zeros(5, np.int64),
+        "signal": np.zeros(5, np.int64),
     }
     Rows(**good).check()
     rows = Rows(**good | {field: np.array(value)})

@@ -3,6 +3,7 @@
 from unmask.kernels.linear_cross_entropy import linear_cross_entropy
 from unmask.kernels.rms_norm import rms_norm
 from unmask.kernels.rope import rope
+from unmask.kernels.soft_embedding import soft_embedding
 from unmask.kernels.swiglu import swiglu_down
 from unmask.kernels.vocabulary_parallel import VocabularyShard, vocabulary_parallel_cross_entropy
 
@@ -11,6 +12,7 @@ __all__ = [
     "linear_cross_entropy",
     "rms_norm",
     "rope",
+    "soft_embedding",
     "swiglu_down",
     "vocabulary_parallel_cross_entropy",
 ]

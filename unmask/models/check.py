@@ -79,7 +79,7 @@ def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) 
 
     Positions count from 0 in every document, so it is not the length of a pack that matters. key: what cuts documents.
     """
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise UserError(
             f"{where}: a document (or the part of one that a pack holds) has {longest:,} tokens, and the model "
@@ -89,15 +89,16 @@ def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) 
 
 def check_attention(model: PreTrainedModel) -> None:
     """UserError, naming the layer or the setting, when `attend` would not compute this model's attention."""
-    types = getattr(model.config, "layer_types", None) or []
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or []
     for number, kind in enumerate(types):
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
-    heads, kv_heads = (getattr(model.config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and kv_heads and heads % kv_heads:
         raise UserError(f"model config num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     for setting in ("attn_logit_softcapping", "attention_dropout"):
-        value = getattr(model.config, setting, None)
+        value = getattr(config, setting, None)
         if value:
             raise UserError(f"model config {setting}={value}: attend does not compute it; set it to 0 or null")
     for name, module in model.named_modules():
@@ -107,5 +108,5 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 def _kind(model: PreTrainedModel, number: int, layer: nn.Module) -> str:
-    types: Any = getattr(model.config, "layer_types", None)
+    types: Any = getattr(model.config.get_text_config(), "layer_types", None)
     return types[number] if types else type(layer).__name__

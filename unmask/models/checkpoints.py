@@ -26,7 +26,7 @@ from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, load
+from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows
 from unmask.objectives import Objective, rebuild
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class OpenModel(NamedTuple):
 
     model: PreTrainedModel
     tokenizer: Any
-    mask_token_id: int
+    mask_token_id: int | None
     objective: Objective
 
 
@@ -219,21 +219,24 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
         fuse(model)
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
-    mask = model.config.mask_token_id
-    objective = rebuild(config.objective.name, state["objective"]).model_copy(update={"mask_token_id": mask})
+    mask = getattr(model.config, "mask_token_id", None)
+    objective = rebuild(config.objective.name, state["objective"]).bind(model, tokenizer, mask)
     return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]))
 
 
 def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     """The model that config.json describes, its attention ours, its weights not yet written."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
     register()
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+        model = auto_model(config.model_type).from_config(
+            config, dtype=getattr(torch, dtype), attn_implementation=NAME
+        )
     model.tie_weights()
+    over_rows(model)
     return model
 
 
@@ -248,4 +251,4 @@ def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
     objective = rebuild(recorded["name"], recorded["options"])
-    return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}))
+    return OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+#: The model type of DiffusionGemma, which has no mask token.
+DIFFUSION_GEMMA = "diffusion_gemma"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 class LoadedModel(NamedTuple):
-    """A model whose attention takes a Plan, its tokeniser (if any) and the id of its mask token."""
+    """A model whose attention takes a Plan, its tokeniser and the id of its mask token, where it has these."""
 
     model: PreTrainedModel
     tokenizer: Any
-    mask_token_id: int
+    mask_token_id: int | None
 
 
 def load(
@@ -59,7 +62,7 @@ def load(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
         )
     adapt(model)
-    mask_token_id = ensure_mask_token(model, tokenizer, config.mask_token_id)
+    mask_token_id = _mask_token(model, tokenizer, config.mask_token_id)
     model.to(device)
     check_attention(model)
     if config.fused:
@@ -69,6 +72,7 @@ def load(
 
 def adapt(model: PreTrainedModel) -> None:
     """What every model needs whose weights have their dtype."""
+    over_rows(model)
     if not experts.use(model) and model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
     embedding = model.get_input_embeddings()
@@ -78,9 +82,31 @@ def adapt(model: PreTrainedModel) -> None:
     embedding.padding_idx = None
 
 
-def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
+def auto_model(model_type: str) -> Any:
+    """The class of transformers that makes a model of this type for generation."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
+    return AutoModelForMultimodalLM if model_type == DIFFUSION_GEMMA else AutoModelForCausalLM
+
+
+def over_rows(model: PreTrainedModel) -> None:
+    """An encoder and a decoder with the same weights become one decoder; other models stay as they are."""
+    if model.config.model_type == DIFFUSION_GEMMA:
+        from unmask.models.families import diffusion_gemma
+
+        diffusion_gemma.over_rows(model)
+
+
+def _mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | None) -> int | None:
+    """See `ensure_mask_token`; None for a model whose noise has none."""
+    if model.config.model_type != DIFFUSION_GEMMA:
+        return ensure_mask_token(model, tokenizer, requested)
+    if requested is not None:
+        raise UserError(f"model.mask_token_id={requested}: DiffusionGemma has no mask token; leave it out")
+    return None
+
+
+def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     if not path.exists():
         raise UserError(f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub)")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
@@ -93,7 +119,7 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         raise UserError(f"model.name={path}: no config.json in this folder")
     try:
         with bars_in_terminals_only():
-            model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+            model, info = auto_model(_type_of(folder)).from_pretrained(folder, output_loading_info=True, **options)
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
         raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
     if info["missing_keys"]:
@@ -104,14 +130,15 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None) -> PreTrainedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     fields = dict(fields)
     kind = fields.pop("model_type", None)
     if kind is None:
         raise UserError("model.config: model_type is missing (for example qwen3 or llama)")
     if vocab_size is not None:
-        fields.setdefault("vocab_size", vocab_size)
+        sized = fields if kind != DIFFUSION_GEMMA else fields.setdefault("text_config", {})
+        sized.setdefault("vocab_size", vocab_size)
     try:
         default = AutoConfig.for_model(kind)
     except ValueError:
@@ -125,9 +152,15 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
         config = AutoConfig.for_model(kind, **fields)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+            return auto_model(kind).from_config(config, dtype=dtype, attn_implementation=NAME)
     except Exception as error:  # whatever transformers raises for values that do not go together
         raise UserError(f"model.config: {kind} cannot be built from it: {_first_line(error)}") from error
+
+
+def _type_of(folder: Path) -> str:
+    """The model type that a folder's config.json gives, "" without one."""
+    path = folder / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("model_type", "") if path.exists() else ""
 
 
 def _own_tokenizer(path: Path) -> Any:

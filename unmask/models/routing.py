@@ -50,7 +50,7 @@ def not_softmax(router: Any, model: Any) -> str | None:
     that it returns: (logits [N, E], weights [N, k], index [N, k])."""
     kind, x = (
         type(router).__name__,
-        torch.randn((16, model.config.hidden_size), generator=torch.Generator().manual_seed(0)),
+        torch.randn((16, model.config.get_text_config().hidden_size), generator=torch.Generator().manual_seed(0)),
     )
     try:
         logits, weights, index = router(x.to(model.device, model.dtype))

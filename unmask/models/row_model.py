@@ -37,7 +37,8 @@ class RowBatch:
 
     token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows. On several
     ranks these are the rows that this one holds, which are those numbered `held` (int64 [n]) among the pack's labelled
-    rows, and whole(values [n]) gives the values of all of these.
+    rows, and whole(values [n]) gives the values of all of these. Of a model that conditions its canvases on a first
+    pass: canvas int64 [m], the noisy rows, and signal bool [m], which of them learn its predictions.
     """
 
     token: Tensor
@@ -50,6 +51,8 @@ class RowBatch:
     whole: Callable[[Tensor], Tensor] | None = None
     held: np.ndarray | None = None
     counted: Tensor | None = None
+    canvas: Tensor | None = None
+    signal: Tensor | None = None
 
 
 class Divide(Protocol):
@@ -81,6 +84,8 @@ class RowModel(nn.Module):
         self.routing: Routing | None = None
         #: Where the vocabulary is divided over a group: see `Head.shard`.
         self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
+        #: Whether noisy rows take what a first pass predicted for them.
+        self.conditions: bool = getattr(model.base_model, "self_conditions", False)
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)
@@ -99,21 +104,21 @@ class RowModel(nn.Module):
         from unmask.objectives import Head
 
         projection = self.model.get_output_embeddings()
-        softcap = getattr(self.model.config, "final_logit_softcapping", None)
+        softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return Head(projection.weight, projection.bias, softcap, self.vocabulary_shard)
 
     @cached_property
     def shape(self) -> Shape:
         """Parameter counts and windows for rows.flops; of a MoE layer's experts, the share that a row uses."""
-        config = self.model.config
+        config, layers = self.model.config.get_text_config(), decoder_layers(self.model)
         linear = skipped = 0.0
-        last = set(labelled_only(decoder_layers(self.model)[-1])) if self.skips else set()
+        last = set(labelled_only(layers[-1])) if self.skips else set()
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
         used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
         share = used / experts if experts and used else 1.0
-        for name, parameter in self.model.base_model.named_parameters():
-            if "layers." in name and parameter.dim() >= 2:
-                size = parameter.numel() * (share if ".experts." in name else 1.0)
+        for name, parameter in (each for layer in layers for each in layer.named_parameters()):
+            if parameter.dim() >= 2:
+                size = parameter.numel() * (share if "experts." in name else 1.0)
                 linear, skipped = (linear, skipped + size) if parameter in last else (linear + size, skipped)
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -122,7 +127,7 @@ class RowModel(nn.Module):
 
     def widths(self, arithmetic: torch.dtype) -> Widths:
         """What a row of a layer takes on the wire when attention runs in `arithmetic`."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -138,6 +143,8 @@ class RowModel(nn.Module):
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
+        if self.conditions:
+            self.model.base_model.check_text(rows.token[: rows.clean])
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
         plan = held = whole = None
@@ -169,20 +176,37 @@ class RowModel(nn.Module):
             whole=whole,
             held=held,
             counted=tensor(counted & learns),
+            canvas=tensor(np.arange(rows.clean, len(rows))) if self.conditions else None,
+            signal=tensor(rows.signal[rows.clean :] > 0) if self.conditions else None,
         )
 
-    def decoded(self, batch: RowBatch, embedded: Tensor | None = None) -> Tensor:
+    def decoded(self, batch: RowBatch, embedded: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Final hidden states, [1, N, width], or of the labelled rows only where the plan says so.
 
-        embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings.
+        embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings; signal: what
+        `first_pass` gives.
         """
-        start = {"input_ids": batch.token} if embedded is None else {"inputs_embeds": embedded}
+        start: dict[str, Any] = {"input_ids": batch.token} if embedded is None else {"inputs_embeds": embedded}
+        if self.conditions:
+            start |= {"canvas": batch.canvas, "signal": signal}
         output = self.model.base_model(**start, position_ids=batch.position, plan=batch.plan, use_cache=False)
         return output.last_hidden_state
 
-    def hidden(self, batch: RowBatch, embedded: Tensor | None = None) -> Tensor:
+    def first_pass(self, batch: RowBatch) -> Tensor:
+        """[1, m, width]: what the canvases' rows with a signal are told of a pass without gradient, 0 for the others.
+
+        All rows run in it, clean ones too, on every rank and for every pack: the ranks' collectives must agree.
+        """
+        assert batch.canvas is not None and batch.signal is not None
+        with torch.no_grad():
+            hidden = self.decoded(batch)[0].index_select(0, batch.canvas)
+        head = self.head()
+        told = self.model.base_model.signal(hidden[batch.signal], head.weight, head.softcap)
+        return torch.zeros_like(hidden, dtype=told.dtype).masked_scatter(batch.signal[:, None], told)[None]
+
+    def hidden(self, batch: RowBatch, embedded: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
         """Final hidden states of the labelled rows, [n, width]."""
-        hidden = self.decoded(batch, embedded)[0]
+        hidden = self.decoded(batch, embedded, signal)[0]
         return hidden if batch.plan.labelled is not None else hidden.index_select(0, batch.labelled)
 
     def forward(
@@ -195,8 +219,9 @@ class RowModel(nn.Module):
         watching: AbstractContextManager[None] = nullcontext()
         if self.routing is not None and batch.counted is not None and not per_row:
             watching = self.routing.watching(batch.counted, batch.labelled)
+        signal = self.first_pass(batch) if objective.second_pass and not per_row else None
         with watching:
-            hidden = self.hidden(batch, embedded)
+            hidden = self.hidden(batch, embedded, signal)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
         with torch.no_grad():

@@ -13,6 +13,7 @@ objectives = Registry(
         "mdlm": "unmask.objectives.mdlm:MDLM",
         "block_diffusion": "unmask.objectives.block_diffusion:BlockDiffusion",
         "fast_dllm_v2": "unmask.objectives.fast_dllm_v2:FastDLLMv2",
+        "diffusion_gemma": "unmask.objectives.diffusion_gemma:DiffusionGemma",
     },
 )
 
@@ -22,6 +23,9 @@ def build(name: str, options: dict[str, Any] | None = None) -> Objective:
     if "mask_token_id" in (options or {}):
         raise UserError("objective.mask_token_id is not an option: it follows from the model; set model.mask_token_id")
     given = options or {}
+    for option, field in objectives[name].model_fields.items():
+        if field.exclude and option in given:
+            raise UserError(f"objective.{option} is not an option: it follows from the model; leave it out")
     objective = rebuild(name, given)
     for option, needs in objective.unused().items():
         if option in given and given[option] != type(objective).model_fields[option].default:

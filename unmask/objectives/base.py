@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from unmask.config import Section
+from unmask.errors import UserError
 from unmask.registry import nearest
 from unmask.rows import Document, Rows
 
@@ -60,7 +61,8 @@ class Decoding(NamedTuple):
 
     kind: "causal" (next token), "full" (one noisy block per document, no clean rows) or "block" (noisy blocks of
     `block_size` after clean, block-causal context); shift: a row predicts the token after it, not its own;
-    causal: for "block", the clean rows see only what is before them and themselves.
+    causal: for "block", the clean rows see only what is before them and themselves. A "canvas" is a block that begins with
+    random tokens and has no masks.
     """
 
     kind: str
@@ -122,6 +124,32 @@ class Objective(Section):
         `rows` without levels takes its documents for the whole step.
         """
         return [None] * len(documents)
+
+    def bind(self, model: Any, tokenizer: Any, mask_token_id: int | None) -> Objective:
+        """The objective with what follows from the model, its tokeniser (or None) and its mask token.
+
+        UserError for a model that it does not train; here, one without a mask token where noise places it.
+        """
+        if mask_token_id is None and self.places_mask:
+            raise UserError(
+                f"objective {type(self).__name__}: it masks tokens, and {type(model).__name__} has no mask token; "
+                f"use objective.name=diffusion_gemma"
+            )
+        return self.model_copy(update={"mask_token_id": mask_token_id})
+
+    def bound(self) -> dict[str, Any]:
+        """What `bind` has filled in and no checkpoint records."""
+        return {name: getattr(self, name) for name, field in type(self).model_fields.items() if field.exclude}
+
+    @property
+    def places_mask(self) -> bool:
+        """Whether noise puts the mask token in place of others."""
+        return self.decoding.kind != "causal"
+
+    @property
+    def second_pass(self) -> bool:
+        """Whether noisy rows with a `signal` are told what a first pass, without gradient, predicted for them."""
+        return False
 
     def at(self, step: int, steps: int) -> Objective:
         """The objective as it stands at `step` of `steps` (block-size schedules); by default unchanged."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from unmask.rows.random import LENGTH, LEVEL, MASK, ORDER, generator
+from unmask.rows.random import LENGTH, LEVEL, MASK, ORDER, SIGNAL, TOKEN, generator
 
-__all__ = ["LENGTH", "LEVEL", "MASK", "ORDER", "generator", "uniform"]
+__all__ = ["LENGTH", "LEVEL", "MASK", "ORDER", "SIGNAL", "TOKEN", "generator", "uniform"]
 
 
 def uniform(seed: int, sample: int, draws: int, size: int, purpose: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 #: What a stream of random numbers is for; streams of different purposes are independent.
-LEVEL, MASK, LENGTH, ORDER, EPOCH, EMBEDDING = range(6)
+LEVEL, MASK, LENGTH, ORDER, EPOCH, EMBEDDING, TOKEN, SIGNAL = range(8)
 
 
 def generator(seed: int, sample: int, draw: int = 0, purpose: int = LEVEL) -> np.random.Generator:

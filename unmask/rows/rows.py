@@ -31,6 +31,7 @@ class Rows:
     reach: how many rows of its own block a noisy row sees, counted from the block's first; 0 for a clean row.
     label: target id, or IGNORE; weight: float64 [N], the loss weight of a labelled row.
     document: which packed document the row came from.
+    signal: 1 for a noisy row whose embedding learns what a first pass predicted (self-conditioning), else 0.
     count: the loss denominator this pack contributes; the loss is sum(weight * nll) / sum(count over packs).
     """
 
@@ -43,6 +44,7 @@ class Rows:
     label: np.ndarray
     weight: np.ndarray
     document: np.ndarray
+    signal: np.ndarray
     count: float = 0.0
 
     def __len__(self) -> int:
@@ -159,7 +161,7 @@ class Stream:
     """The clean rows of one document, or its noisy rows; every integer counts from the document's first row.
 
     lo and hi count the document's clean rows. For a noisy stream `block` numbers the block instances (a run of
-    equal ids is one block) and `reach` defaults to the whole block; for a clean stream both stay None.
+    equal ids is one block) and `reach` defaults to the whole block; for a clean stream both stay None. `signal`: none.
     """
 
     token: np.ndarray
@@ -170,6 +172,7 @@ class Stream:
     weight: np.ndarray
     block: np.ndarray | None = None
     reach: np.ndarray | None = None
+    signal: np.ndarray | None = None
 
     def instances(self) -> tuple[np.ndarray, np.ndarray]:
         """First row and size of every block of a noisy stream."""
@@ -221,6 +224,7 @@ def padded(rows: Rows, multiple: int) -> Rows:
         label=zeros + IGNORE,
         weight=zeros.astype(np.float64),
         document=zeros + int(rows.document.max(initial=0)),
+        signal=zeros,
     )
     return _concatenate([rows, inert], rows.count)
 
@@ -230,7 +234,7 @@ def inert(count: float) -> Rows:
     zero = np.array([0])
     return Rows(
         token=zero, position=zero, block=zero, lo=zero, hi=zero, reach=zero + 1, label=zero + IGNORE,
-        weight=zero * 0.0, document=zero, count=count,
+        weight=zero * 0.0, document=zero, signal=zero, count=count,
     )  # fmt: skip
 
 
@@ -245,6 +249,7 @@ def _placed(stream: Stream, offset: int, block: np.ndarray, reach: np.ndarray, d
         label=stream.label,
         weight=stream.weight,
         document=np.full(len(stream.token), document, np.int64),
+        signal=np.zeros(len(stream.token), np.int64) if stream.signal is None else stream.signal,
     )
 
 

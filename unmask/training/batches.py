@@ -34,7 +34,7 @@ def micro_batches(
         if number % part[1] != part[0]:
             continue
         rows = objective.rows(documents, seed, its_levels).pruned()
-        if objective.decoding.kind != "causal" and (rows.label == needs_mask(objective)).any():
+        if objective.places_mask and (rows.label == needs_mask(objective)).any():
             raise UserError(
                 f"the training data holds the mask token (id {objective.mask_token_id}), which only noise may place: "
                 f"prepare it again without, or choose another model.mask_token_id"

@@ -37,7 +37,7 @@ def check_settings(config: Config, objective: Objective) -> None:
         )
     if training.offload_activations and config.model.compile:
         raise UserError("training.offload_activations=true does not go with model.compile=true: leave one of them out")
-    if config.model.mask_noise_steps and objective.decoding.kind == "causal":
+    if config.model.mask_noise_steps and not objective.places_mask:
         raise UserError(
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
             f"objective.name={config.objective.name} places no mask token; set it to 0"

@@ -148,7 +148,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
     refusals.check_steps(config, steps)
-    objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
+    objective = objective.bind(loaded.model, loaded.tokenizer, loaded.mask_token_id)
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
     held_out = _validation(config, validation, loaded, objective)

@@ -329,7 +329,7 @@ class Trainer:
         batch, objective, micro = self.loader.get((self.step, self.steps, self.spikes.offset, self.objective))
         if self.step + 1 < self.steps:
             self.loader.ahead((self.step + 1, self.steps, self.spikes.offset, self.objective))
-        noisy = needs_mask(objective) if objective.decoding.kind != "causal" else None
+        noisy = needs_mask(objective) if objective.places_mask else None
         self.levels.start(micro, grouped(batch, training.micro_batch, self._part), noisy)
         share = schedules.multiplier(self.config.schedule, self.step, self.steps)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
@@ -520,7 +520,7 @@ class Trainer:
         """Everything as it was when the checkpoint was made."""
         state = self.checkpoints.load(folder)
         self.step, self._saved = state["step"], folder
-        self.objective = type(self.objective)(**state["objective"], mask_token_id=self.objective.mask_token_id)
+        self.objective = type(self.objective)(**state["objective"], **self.objective.bound())
         self.guard = FiniteGuard(state["streak"])
         for name, part in self._parts().items():
             if state.get(name):  # what was switched on since begins anew

@@ -1,0 +1,62 @@
+"""Soft embeddings: what a distribution over tokens looks like to a model that embeds tokens (self-conditioning).
+
+    z = softcap(h W^T),   p = softmax(z),   s = p E            dE = p^T ds, and no gradient to h or W through p
+
+h are the hidden states of a pass without gradient (Chen et al. 2208.04202; DiffusionGemma), so p is a constant, but the
+embedding is not. In chunks of rows, so that no [rows, vocabulary] matrix is ever whole; backward forms p again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Rows of a chunk.
+CHUNK = 256
+
+
+def soft_embedding_reference(hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None) -> Tensor:
+    """The same by autograd; see soft_embedding."""
+    return _probability(hidden.detach(), head.detach(), softcap).to(embedding.dtype) @ embedding
+
+
+def soft_embedding(hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None) -> Tensor:
+    """hidden [n, width], head and embedding [vocabulary, width] (they may be one) -> [n, width]; `softcap` squashes the
+    logits. The gradient goes to the embedding alone. The softmax is fp32's (fp64 for fp64)."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    return _SoftEmbedding.apply(hidden.detach(), head.detach(), embedding, softcap)
+
+
+class _SoftEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None) -> Tensor:
+        ctx.save_for_backward(hidden, head, embedding)
+        ctx.softcap = softcap
+        out = embedding.new_empty((len(hidden), embedding.shape[1]))
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = _probability(hidden[part], head, softcap).to(embedding.dtype) @ embedding
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, head, embedding = ctx.saved_tensors
+        total = torch.zeros_like(embedding, dtype=torch.promote_types(embedding.dtype, torch.float32))
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            probability = _probability(hidden[part], head, ctx.softcap)
+            total.addmm_(probability.T, grad[part].to(probability.dtype))
+        return None, None, total.to(embedding.dtype), None
+
+
+def _probability(hidden: Tensor, head: Tensor, softcap: float | None) -> Tensor:
+    """softmax of the logits, [rows, vocabulary]."""
+    logits = torch.nn.functional.linear(hidden, head.to(hidden.dtype))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.softmax(-1)

@@ -1,0 +1,1 @@
+"""Families of checkpoints: how models that other people made become decoders over rows."""
