@@ -7,7 +7,7 @@ attention sinks and attention dropout ask for things `attend` does not compute.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+class Attention(NamedTuple):
+    """One layer's: its sliding window (None: full), heads of queries and of keys, and the width of a head."""
+
+    window: int | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
 class Probe:
     """A plan that answers with zeros and remembers who asked."""
 
     def __init__(self) -> None:
-        self.windows: dict[nn.Module, int | None] = {}
+        self.asked: dict[nn.Module, Attention] = {}
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -31,7 +40,7 @@ class Probe:
         if value.shape[3] != key.shape[3]:
             kind = f"{type(module).__name__} has keys of width {key.shape[3]} and values of width {value.shape[3]}"
             raise UserError(f"{kind}: attend needs one width, so unmask cannot train it")
-        self.windows[module] = window
+        self.asked[module] = Attention(window, query.shape[1], key.shape[1], query.shape[3])
         return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 
@@ -44,7 +53,12 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def layer_windows(model: PreTrainedModel) -> list[int | None]:
-    """The sliding window of every layer's attention (None: full), from a probing forward of two tokens."""
+    """The sliding window of every layer's attention (None: full)."""
+    return [attention.window for attention in layer_attention(model)]
+
+
+def layer_attention(model: PreTrainedModel) -> list[Attention]:
+    """Every layer's attention, from a probing forward of two tokens."""
     probe = Probe()
     device = model.get_input_embeddings().weight.device
     token = torch.zeros((1, 2), dtype=torch.long, device=device)
@@ -62,16 +76,17 @@ def layer_windows(model: PreTrainedModel) -> list[int | None]:
         raise UserError(f"{type(model).__name__}: a trial of two tokens fails with this config: {reason}") from error
     finally:
         model.train(training)
-    windows = []
+    found = []
     for number, layer in enumerate(decoder_layers(model)):
-        asked = [probe.windows[module] for module in layer.modules() if module in probe.windows]
+        asked = [probe.asked[module] for module in layer.modules() if module in probe.asked]
         if len(asked) != 1:
             kind = _kind(model, number, layer)
             raise UserError(f"layer {number} ({kind}) bypasses the attention interface: unmask cannot train it")
-        if asked[0] is not None and asked[0] < 1:
-            raise UserError(f"layer {number} has a sliding window of {asked[0]} tokens: it must be at least 1")
-        windows.append(asked[0])
-    return windows
+        window = asked[0].window
+        if window is not None and window < 1:
+            raise UserError(f"layer {number} has a sliding window of {window} tokens: it must be at least 1")
+        found.append(asked[0])
+    return found
 
 
 def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) -> None:
@@ -94,9 +109,6 @@ def check_attention(model: PreTrainedModel) -> None:
     for number, kind in enumerate(types):
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
-    heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
-    if heads and kv_heads and heads % kv_heads:
-        raise UserError(f"model config num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     for setting in ("attn_logit_softcapping", "attention_dropout"):
         value = getattr(config, setting, None)
         if value:
@@ -104,7 +116,12 @@ def check_attention(model: PreTrainedModel) -> None:
     for name, module in model.named_modules():
         if name.endswith("self_attn") and isinstance(getattr(module, "sinks", None), nn.Parameter):
             raise UserError(f"{name} uses attention sinks, which attend does not compute")
-    layer_windows(model)
+    for attention in layer_attention(model):
+        heads, kv_heads = attention.heads, attention.kv_heads
+        if heads % kv_heads:
+            raise UserError(
+                f"model config num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+            )
 
 
 def _kind(model: PreTrainedModel, number: int, layer: nn.Module) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unmask.attention import Plan
 from unmask.attention.exchange import Widths
 from unmask.errors import UserError
-from unmask.models.check import decoder_layers, layer_windows
+from unmask.models.check import decoder_layers, layer_attention
 from unmask.models.last_layer import labelled_only, skip_unlabelled
 from unmask.rows import Rows, Shape, inert
 
@@ -76,7 +76,8 @@ class RowModel(nn.Module):
         super().__init__()
         self.model = model
         self.backend = backend
-        self.windows = layer_windows(model)
+        self.attention = layer_attention(model)
+        self.windows = [attention.window for attention in self.attention]
         self.vocabulary = model.get_input_embeddings().num_embeddings
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
@@ -120,19 +121,14 @@ class RowModel(nn.Module):
             if parameter.dim() >= 2:
                 size = parameter.numel() * (share if "experts." in name else 1.0)
                 linear, skipped = (linear, skipped + size) if parameter in last else (linear + size, skipped)
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        query = sum(each.heads * each.head_dim for each in self.attention) // len(layers)
         head = next(self.model.get_output_embeddings().parameters()).numel()
-        return Shape(int(linear), int(skipped) + head, heads * head_dim, tuple(self.windows), self.skips)
+        return Shape(int(linear), int(skipped) + head, query, tuple(self.windows), self.skips)
 
-    def widths(self, arithmetic: torch.dtype) -> Widths:
-        """What a row of a layer takes on the wire when attention runs in `arithmetic`."""
-        config = self.model.config.get_text_config()
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    def widths(self, arithmetic: torch.dtype) -> dict[int | None, Widths]:
+        """What a row takes on the wire when attention runs in `arithmetic`, by the layer's sliding window."""
         wide = 8 if arithmetic == torch.float64 else 4
-        return Widths(heads, kv_heads, head_dim, arithmetic.itemsize, wide, wide)
+        return {window: Widths(*sizes, arithmetic.itemsize, wide, wide) for window, *sizes in self.attention}
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""

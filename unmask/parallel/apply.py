@@ -73,7 +73,10 @@ def parallelise(
 def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dtype) -> Layers:
     """What the block axis needs to know of the decoder; of its heads, those of one rank of the tensor axis."""
     widths, ranks = row_model.widths(arithmetic), config.model_parallel_size
-    return Layers(row_model.shape, replace(widths, heads=widths.heads // ranks, kv_heads=widths.kv_heads // ranks))
+    own = {
+        window: replace(of, heads=of.heads // ranks, kv_heads=of.kv_heads // ranks) for window, of in widths.items()
+    }
+    return Layers(row_model.shape, own)
 
 
 def check(config: Config, row_model: RowModel) -> None:
@@ -122,9 +125,9 @@ def check(config: Config, row_model: RowModel) -> None:
             f"(data.pack_tokens={config.data.pack_tokens})"
         )
     if parallel.exchange.startswith("ulysses"):
-        widths = layers_of(row_model, parallel, torch.float32).widths
         size = parallel.node_size if "+" in parallel.exchange and parallel.node_size else blocks
-        check_heads(widths.heads, widths.kv_heads, size)
+        for widths in layers_of(row_model, parallel, torch.float32).widths.values():
+            check_heads(widths.heads, widths.kv_heads, size)
 
 
 def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:

@@ -53,11 +53,13 @@ class Placed:
 class Layers:
     """What the block axis needs to know of a decoder's attention.
 
-    kinds: (window, labelled queries only) of every layer; widths: of a row on the wire; shape: for the costs.
+    kinds: (window, labelled queries only) of every layer; widths: of a row on the wire, by window where kinds of
+    layers differ; shape: for the costs.
     """
 
-    def __init__(self, shape: Shape, widths: Widths):
-        self.shape, self.widths = shape, widths
+    def __init__(self, shape: Shape, widths: Widths | dict[int | None, Widths]):
+        self.shape = shape
+        self.widths = widths if isinstance(widths, dict) else dict.fromkeys(shape.windows, widths)
         self.kinds = [(window, False) for window in shape.windows]
         if shape.skips:
             self.kinds[-1] = (shape.windows[-1], True)
@@ -102,8 +104,9 @@ def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = 
         return forward, backward
     for kind in dict.fromkeys(layers.kinds):
         division = placed.division(*kind)
-        name = resolve(exchange, division, layers.widths)
-        there, back = bytes_sent(name, division, layers.widths, node_size)
+        widths = layers.widths[kind[0]]
+        name = resolve(exchange, division, widths)
+        there, back = bytes_sent(name, division, widths, node_size)
         forward += layers.kinds.count(kind) * there
         backward += layers.kinds.count(kind) * back
     return forward, backward
@@ -164,7 +167,7 @@ class BlockAxis:
         patterns: dict[Any, Any] = {}
         for kind in dict.fromkeys(self.layers.kinds):
             division = placed.division(*kind)
-            name = resolve(self.config.exchange, division, self.layers.widths)
+            name = resolve(self.config.exchange, division, self.layers.widths[kind[0]])
             patterns[kind] = DividedPattern(division, name, self.axis, device)
         labelled = torch.from_numpy(local.labelled).to(device) if any(only for _, only in self.layers.kinds) else None
         return Plan(patterns, labelled)

@@ -39,7 +39,7 @@ def _exchanges(placed: Placed, layers: Layers, exchange: str) -> str:
     """The exchange of every kind of layer, as `auto` chose it."""
     if placed.placement.SHARED == "none":
         return "none"
-    names = [resolve(exchange, placed.division(*kind), layers.widths) for kind in dict.fromkeys(layers.kinds)]
+    names = [resolve(exchange, placed.division(*kind), layers.widths[kind[0]]) for kind in dict.fromkeys(layers.kinds)]
     return ", ".join(dict.fromkeys(names))
 
 

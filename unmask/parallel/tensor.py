@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 def plan_of(model: Any) -> Plan:
     """transformers' tensor plan of a model; UserError where there is none, or one that is not carried out here."""
     kind, base = type(model).__name__, model.base_model
-    styles: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
+    styles: dict[str, str] = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
     if not styles:
         raise UserError(_refused(f"transformers has no tensor plan for {kind}"))
     found: dict[str, list[str]] = {style: [] for style in KNOWN}

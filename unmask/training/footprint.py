@@ -155,7 +155,7 @@ def footprint(
         (terms.sum / (batch.count or 1.0)).backward()
         optimizer.step()
     widths = row_model.widths(run.dtype)
-    passing = 2 * elsewhere * widths.key * (widths.activation + widths.gradient)
+    passing = 2 * elsewhere * max(each.key * (each.activation + each.gradient) for each in widths.values())
     temporary = round((max(0, ledger.peak - held - gradients - states) + passing) * _waiting(run))
     parts = [sum(part(each, each) for each in tensors if each in ours) for tensors in (parameters, trained)]
     own_states = sum(
