@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.diffusion_gemma import CONFIG, TEXT, by_canvas, documents, logits_of, objective, stock, tiny
+from tests.models.diffusion_gemma import by_canvas, documents, logits_of, objective, stock, tiny
+from tests.models.diffusion_gemma_config import CONFIG, TEXT
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load

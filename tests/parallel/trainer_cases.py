@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.models.diffusion_gemma_config import CONFIG as DIFFUSION_GEMMA
+
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "ar": {"name": "ar"},
     "mdlm (llada)": {"name": "mdlm", "variant": "llada"},
@@ -44,6 +46,13 @@ MODELS["uneven"] = {
     "tie_word_embeddings": False,
 }
 
+#: Objectives with a model of their own.
+GEMMA = {
+    "diffusion_gemma": {"name": "diffusion_gemma", "block_size": 8},
+    "diffusion_gemma (2 draws)": {"name": "diffusion_gemma", "draws": 2, "encoder_targets": "supervised"},
+    "diffusion_gemma (no first pass)": {"name": "diffusion_gemma", "self_conditioning": 0.0, "fill": "none"},
+}
+MODELS["gemma"] = DIFFUSION_GEMMA
 #: Enough layers for ranks of two stages.
 MODELS["five"] = {"num_hidden_layers": 5}
 MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}
@@ -141,7 +150,7 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
     from unmask.models.checkpoints import open_model
     from unmask.training.trainer import Trainer
 
-    objective = CLIP_AUTO if case.objective == "clip auto" else OBJECTIVES[case.objective]
+    objective = {**OBJECTIVES, **GEMMA, "clip auto": CLIP_AUTO}[case.objective]
     settings = config(Path(path), *case.overrides(), objective=objective, model=MODELS[case.model])
     evaluated = settings.evaluation.every or None
     trainer = Trainer(config=settings, callbacks=[stop_at(stop)] if stop else [])

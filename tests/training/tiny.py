@@ -33,8 +33,9 @@ def documents(count=40, seed=0):
 
 
 def config(path, *overrides, objective=None, model=None):
+    own = {"config": {**MODEL, **(model or {})}, "mask_token_id": 63}
     tree = {
-        "model": {"config": {**MODEL, **(model or {})}, "mask_token_id": 63},
+        "model": {"config": model} if model and "text_config" in model else own,
         "data": {"pack_tokens": 128},
         "objective": objective or {"name": "block_diffusion", "block_size": 8},
         "optimizer": {"learning_rate": 0.003},

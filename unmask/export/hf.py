@@ -23,9 +23,21 @@ but it is not a causal model: give `model(...)` a 4-D attention mask in which ev
 (a 2-D mask, or none, stays causal). To sample from it: `unmask sample {folder} --prompt "..."`.
 """
 
+#: Of a model that transformers decodes by itself.
+CANVAS_CARD = """\
+# A diffusion language model trained with unmask
+
+Objective `{name}`. It opens with transformers, which has a `generate` for it:
+
+    model = AutoModelForMultimodalLM.from_pretrained("{folder}")
+
+To sample from it here: `unmask sample {folder} --prompt "..."`.
+"""
+
 SEES = {
     "full": "the whole sequence",
     "block": "its own block of {size} tokens and all blocks before it",
+    "canvas": "",
     "causal": "itself and the tokens before it",
 }
 
@@ -34,7 +46,8 @@ def write(opened: OpenModel, folder: Path) -> None:
     """Save the model; AutoModelForCausalLM.from_pretrained(folder) gives the same logits."""
     model, decoding = opened.model, opened.objective.decoding
     name = name_of(opened.objective)
-    model.config.mask_token_id = opened.mask_token_id
+    if opened.mask_token_id is not None:
+        model.config.mask_token_id = opened.mask_token_id
     model.config.unmask = {
         "name": name,
         "options": opened.objective.model_dump(mode="json"),
@@ -46,6 +59,8 @@ def write(opened: OpenModel, folder: Path) -> None:
         opened.tokenizer.save_pretrained(folder)
     card = CARD if decoding.kind != "causal" else CARD.partition("but it is not")[0] + "\n"
     sees = SEES[decoding.kind].format(size=decoding.block_size)
+    if decoding.kind == "canvas":
+        card = CANVAS_CARD
     text = card.format(name=name, decoding=decoding.kind, mask=opened.mask_token_id, folder=folder.name, sees=sees)
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -54,7 +54,7 @@ def plan_of(model: Any) -> Plan:
     found: dict[str, list[str]] = {style: [] for style in KNOWN}
     for name, module in base.named_modules():
         for pattern, style in styles.items():
-            if not fnmatchcase(name, pattern):
+            if not fnmatchcase(name.removeprefix("decoder."), pattern):  # a text model inside of another
                 continue
             if style not in KNOWN:
                 raise UserError(_refused(f"{name} is divided as {style!r} in the plan of {kind}"))

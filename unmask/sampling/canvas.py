@@ -44,6 +44,12 @@ class Canvas:
         """Where the last hole ends."""
         return self.holes[-1][1]
 
+    def lengthen(self, size: int) -> None:
+        """Room after the last hole for all of the blocks of `size` that begin in it."""
+        short = -(self.stop - self.start) % size
+        self.token = torch.cat([self.token, self.token.new_zeros(short)])
+        self.open = torch.cat([self.open, self.open.new_zeros(short)])
+
     @property
     def first_open(self) -> int:
         """The first open position; `stop` where there is none."""

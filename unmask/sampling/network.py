@@ -26,12 +26,14 @@ ROWS = 8192
 class Noisy:
     """A pass over tokens [start, stop) as one noisy block, the clean tokens before `start` being in the cache.
 
-    rows: int64 [n], positions in [start, stop) whose logits are wanted.
+    rows: int64 [n], positions in [start, stop) whose logits are wanted. signal: of a model that conditions itself, the
+    logits [stop - start, vocabulary] of the step before.
     """
 
     start: int
     stop: int
     rows: Tensor
+    signal: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Network:
         token = torch.cat([self.canvases[s.sequence].token[s.start : s.stop] for s in packed])
         position = torch.cat([torch.arange(s.start, s.stop) for s in packed])
         self.passes += 1
+        extra = self._conditioned(group) if getattr(self.model.base_model, "self_conditions", False) else {}
         keep = self.cached and any(segment.clean or segment.start for segment in packed)
         output = self.model(
             input_ids=token[None].to(device),
@@ -116,8 +119,21 @@ class Network:
             logits_to_keep=torch.cat(rows).to(device),
             plan=Reads(self.cache, packed, self.windows, device, keep),
             use_cache=False,
+            **extra,
         )
         logits = output.logits[0]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts = logits.split([len(wanted) for wanted in rows])
         return {number: part for (number, _, _), part in zip(group, parts, strict=True)}
+
+    def _conditioned(self, group: Sequence[tuple[int, Pass, list[Segment]]]) -> dict[str, Tensor]:
+        """Which rows of the pass are canvases', and what their embeddings learn of the step before."""
+        canvas, signal, first = [], [], 0
+        for _, one, segments in group:
+            first += sum(map(len, segments))
+            if isinstance(one, Noisy):
+                canvas.append(torch.arange(first - len(segments[-1]), first))
+                signal.append(self.model.base_model.told(one.signal, len(segments[-1])))
+        if not canvas:
+            return {}
+        return {"canvas": torch.cat(canvas).to(self.model.device), "signal": torch.cat(signal)[None]}

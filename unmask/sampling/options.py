@@ -34,7 +34,8 @@ class Options(Section):
     factor: float = Field(default=1.0, gt=0)
     #: Of `entropy`: commit the largest set whose entropies (nats), the largest left out, add up to at most this.
     gamma: float = Field(default=0.1, ge=0)
-    #: Denoising steps per block: at least masks / steps tokens are committed in each; empty: at least one token.
+    #: Denoising steps per block: at least masks / steps tokens are committed in each; empty: at least one token. Of
+    #: canvases (DiffusionGemma) at most so many; empty: as generation_config.json says, else 48.
     steps: int | None = Field(default=None, ge=1)
     #: 0 takes the most probable token.
     temperature: float = Field(default=0.0, ge=0)
@@ -59,12 +60,18 @@ class Options(Section):
             needs = dict.fromkeys(fills, "a sampler that fills masks, not method=causal")
         elif known:
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
+        if method == "canvas":
+            others = ("strategy", "threshold", "factor", "temperature", "top_p")
+            return self._refuse(dict.fromkeys(others, "another sampler than method=canvas, which has a rule of its own"))
         if method == "full":
             needs["cache"] = "clean blocks that can be kept, which method=full has not"
         if self.temperature == 0:
             needs["top_p"] = "a temperature above 0"
             if self.num_samples > 1 and (method == "causal" or (known and self.strategy != "random")):
                 needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
+        self._refuse(needs)
+
+    def _refuse(self, needs: dict[str, str]) -> None:
         for option, need in needs.items():
             value = getattr(self, option)
             if option in self.model_fields_set and value is not None:

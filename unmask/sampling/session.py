@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ samplers = Registry(
         "block": "unmask.sampling.drivers:block",
         "full": "unmask.sampling.drivers:full",
         "causal": "unmask.sampling.drivers:causal",
+        "canvas": "unmask.sampling.diffusion_gemma:sampler",
     },
 )
 
@@ -75,13 +77,19 @@ class Session:
         self.decoding = decoding or _recorded(model)
         self.method = options.method or self.decoding.kind
         self.sampler = samplers[self.method]
+        if self.method == "canvas":
+            from unmask.sampling.diffusion_gemma import Settings
+
+            self.sampler = partial(self.sampler, settings=Settings.of(model))
         strategies[options.strategy]
         options.refuse_unused(self.method)
         self.mask: int | None = getattr(model.config, "mask_token_id", None)
-        if self.mask is None and self.decoding.kind != "causal":
+        if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
         own = tokenizer.eos_token_id if tokenizer is not None else None
-        self.ends = frozenset([] if own is None else [own])
+        if self.method == "canvas":
+            own = getattr(model.generation_config, "eos_token_id", None) or own
+        self.ends = frozenset([] if own is None else own if isinstance(own, list) else [own])
         self.end_with(end_tokens)
 
     def end_with(self, tokens: Sequence[int]) -> None:
@@ -111,7 +119,7 @@ class Session:
 
     def canvas(self, prompt: Prompt, suffix: Given | None = None) -> Canvas:
         """What is to be filled: a continuation, a hole before `suffix`, or the holes of a Fill."""
-        # A causal model needs no mask token; any id stands in for it, since open positions are never fed to it.
+        # Some models need no mask token; any id stands in for it, since open positions are never fed to them.
         filler = self.mask if self.mask is not None else 0
         if isinstance(prompt, Fill):
             self._refuse_beside_holes(suffix)
@@ -121,10 +129,14 @@ class Session:
         parts = [self._ids(part) for part in fill.parts]
         if suffix is None and not isinstance(prompt, Fill):
             canvas = continuation(parts[0], self.options.length, filler, ends=self.ends)
+            if self.method == "canvas":
+                canvas.lengthen(self.options.block_size or self.decoding.block_size or 1)
+        elif self.method == "canvas":
+            raise UserError("sample: this model sees nothing to the right of what it fills; leave holes and suffix out")
         else:
             size = 1 if self.method in ("full", "causal") else self.options.block_size or self.decoding.block_size or 1
             canvas = infill(parts, fill.holes, filler, block_size=size)
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(canvas) > limit:
             raise UserError(
                 f"sample: a text of {len(canvas):,} tokens, {sum(fill.holes):,} of them to fill, does not fit the "

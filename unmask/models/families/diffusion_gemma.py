@@ -77,6 +77,15 @@ class _Model(DiffusionGemmaModel):
         soft = soft_embedding(hidden, head, embedding.weight, softcap)
         return soft * embedding.embed_scale.to(soft.dtype)
 
+    def told(self, logits: Tensor | None, rows: int) -> Tensor:
+        """The same of logits [rows, vocabulary] of a step before; 0 without them."""
+        embedding = self.decoder.embed_tokens
+        if logits is None:
+            return embedding.weight.new_zeros((rows, embedding.embedding_dim))
+        weight = embedding.weight
+        soft = logits.to(weight.dtype).softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
+        return soft * embedding.embed_scale.to(soft.dtype)
+
     def forward(  # type: ignore[override]
         self,
         input_ids: Tensor | None = None,

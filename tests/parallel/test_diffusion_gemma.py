@@ -1,0 +1,70 @@
+"""DiffusionGemma on several processes is DiffusionGemma on one: losses, gradient norms and weights of 20 steps.
+
+Both passes of self-conditioning, the frozen routers and the encoder's loss take part; and what is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.parallel.test_parity import STEPS, TOLERANCE, close, name
+from tests.parallel.trainer_cases import MODELS, Case, documents, train
+from tests.training.tiny import config
+from unmask.errors import UserError
+from unmask.training import setup
+
+ONE = Case("diffusion_gemma", blocks=1, model="gemma", data="prompt", batch_size=4, micro_batch=1)
+DRAWS, SINGLE = replace(ONE, objective="diffusion_gemma (2 draws)"), replace(ONE, dtype="float32")
+GEMMA_MATRIX = [
+    *[replace(ONE, blocks=2, placement=placement) for placement in ("csbp", "context", "block")],
+    replace(ONE, objective="diffusion_gemma (no first pass)", blocks=2, exchange="ring", data="packed"),
+    replace(DRAWS, replicas=2, micro_batch=2),
+    replace(ONE, shards=2, zero=3, checkpointing="full"),
+    replace(DRAWS, replicas=2, experts=2),
+    replace(SINGLE, blocks=2, shards=2, experts=2),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    made = {}
+
+    def of(case):
+        if case.alone() not in made:
+            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
+        return made[case.alone()]
+
+    return of
+
+
+@pytest.mark.parametrize("case", GEMMA_MATRIX, ids=name)
+def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
+    one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
+    tolerance = TOLERANCE[case.dtype]
+    assert len(one["loss"]) == STEPS and min(one["loss"][:3]) > 0
+    for key in ("loss", "norm"):
+        close(all_ranks[0][key], one[key], tolerance, key)
+    for key, weight in one["weights"].items():
+        close(all_ranks[0]["weights"][key], weight, tolerance, key)
+
+
+REFUSED = {
+    "in the plan of DiffusionGemmaForBlockDiffusion, so unmask does not divide it": ["parallel.model_parallel_size=2"],
+    "computes something else when its layers run one stage after the other": ["parallel.pipeline_stages=2"],
+    "model.balance_loss=1: .* returns probabilities": ["model.balance_loss=1"],
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(said, tmp_path):
+    settings = config(tmp_path, *REFUSED[said], objective={"name": "diffusion_gemma"}, model=MODELS["gemma"])
+    with pytest.raises(UserError, match=said):
+        setup.prepare(settings, documents("packed"))
+
+
+def test_it_has_no_likelihood_bound(tmp_path):
+    settings = config(tmp_path, objective={"name": "diffusion_gemma"}, model=MODELS["gemma"])
+    with pytest.raises(UserError, match="data.validation: DiffusionGemma has no likelihood bound"):
+        setup.prepare(settings, documents("packed"), documents("packed"))
