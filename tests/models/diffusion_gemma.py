@@ -15,6 +15,7 @@ from unmask.models import load
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows
 
+
 def tiny(dtype: str = "float64") -> Any:
     """A loaded model with large random weights, so that every connection matters."""
     model = load(ModelConfig(config=CONFIG, dtype=dtype)).model

@@ -22,7 +22,9 @@ FROZEN = ("router", "vision")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("options", [{"self_conditioning": 1.0}, {"draws": 2}, {"self_conditioning": 0.0, "fill": "none"}])
+@pytest.mark.parametrize(
+    "options", [{"self_conditioning": 1.0}, {"draws": 2}, {"self_conditioning": 0.0, "fill": "none"}]
+)
 def test_rows_are_encoder_and_decoder_canvas_by_canvas(options, dtype, tmp_path):
     model = tiny(dtype)
     model.save_pretrained(tmp_path)
@@ -110,7 +112,9 @@ def test_images_mask_tokens_and_other_objectives_are_refused():
         load(ModelConfig(config=CONFIG, mask_token_id=5))
     with pytest.raises(UserError, match="has no mask token; use objective.name=diffusion_gemma"):
         build("block_diffusion").bind(model, None, None)
-    qwen = load(ModelConfig(config={"model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}))
+    qwen = load(
+        ModelConfig(config={"model_type": "qwen3", "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1})
+    )
     with pytest.raises(UserError, match="trains DiffusionGemma, and the model is Qwen3ForCausalLM"):
         build("diffusion_gemma").bind(qwen.model, None, ensure_mask_token(qwen.model, None))
 

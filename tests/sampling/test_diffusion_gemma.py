@@ -1,4 +1,4 @@
-"""Entropy-bound sampling is transformers' `generate`, under the same random numbers; and `unmask sample` of a folder."""
+"""Entropy-bound sampling is transformers' `generate`, under the same random numbers; a folder is sampled."""
 
 from __future__ import annotations
 

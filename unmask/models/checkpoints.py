@@ -232,9 +232,7 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     register()
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():
-        model = auto_model(config.model_type).from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation=NAME
-        )
+        model = auto_model(config.model_type).from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.tie_weights()
     over_rows(model)
     return model

@@ -44,11 +44,15 @@ def fuse(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _is_rms_norm(module: Any) -> bool:
-    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "weight") and _epsilon(module) > 0
+
+
+def _epsilon(module: Any) -> float:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
 
 
 def _rms_norm(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
-    return rms_norm(x, module.weight, module.variance_epsilon)
+    return rms_norm(x, module.weight, _epsilon(module))
 
 
 def _is_swiglu(module: Any) -> bool:

@@ -128,7 +128,10 @@ class RowModel(nn.Module):
     def widths(self, arithmetic: torch.dtype) -> dict[int | None, Widths]:
         """What a row takes on the wire when attention runs in `arithmetic`, by the layer's sliding window."""
         wide = 8 if arithmetic == torch.float64 else 4
-        return {window: Widths(*sizes, arithmetic.itemsize, wide, wide) for window, *sizes in self.attention}
+        return {
+            window: Widths(heads, kv_heads, head_dim, arithmetic.itemsize, wide, wide)
+            for window, heads, kv_heads, head_dim in self.attention
+        }
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""

@@ -61,8 +61,8 @@ class Decoding(NamedTuple):
 
     kind: "causal" (next token), "full" (one noisy block per document, no clean rows) or "block" (noisy blocks of
     `block_size` after clean, block-causal context); shift: a row predicts the token after it, not its own;
-    causal: for "block", the clean rows see only what is before them and themselves. A "canvas" is a block that begins with
-    random tokens and has no masks.
+    causal: for "block", the clean rows see only what is before them and themselves. A "canvas" is a block that begins
+    with random tokens and has no masks.
     """
 
     kind: str

@@ -4,10 +4,10 @@
     loss = sum over supervised canvas tokens of -log p(x_i | canvas at noise t, clean before it) / their number
          + encoder_weight * sum over clean targets of -log q(x_{i+1} | x_0 .. x_i) / their number
 
-There is no mask token: a noised token may keep its id, every supervised token is predicted by its own row, and no weight
-depends on t. p is the decoder, q the encoder: the same layers read a document's clean rows, causally, and its canvases,
-whose rows see the clean rows before the canvas and all of it. Canvases are counted from the start of a response (a run
-of supervised tokens); the last one is filled with end tokens, which are supervised too.
+There is no mask token: a noised token may keep its id, every supervised token is predicted by its own row, and no
+weight depends on t. p is the decoder, q the encoder: the same layers read a document's clean rows, causally, and its
+canvases, whose rows see the clean rows before the canvas and all of it. Canvases are counted from the start of a
+response (a run of supervised tokens); the last one is filled with end tokens, which are supervised too.
 
 Self-conditioning: a document's canvases run once without a signal and without gradient; with probability
 `self_conditioning`, drawn per document, the second pass adds what the first predicted (soft embeddings) to theirs.
@@ -107,7 +107,7 @@ class DiffusionGemma(Objective):
         end = config.get_text_config().eos_token_id if end is None else end
         end = end[0] if isinstance(end, list) and end else end
         if self.fill == "end" and not isinstance(end, int):
-            raise UserError("objective.fill=end: neither the tokeniser nor the model knows an end token; set fill: none")
+            raise UserError("objective.fill=end: neither tokeniser nor model knows an end token; set fill: none")
         size = self.block_size or config.canvas_length
         vocabulary = model.get_input_embeddings().num_embeddings
         return self.model_copy(update={"block_size": size, "vocabulary": vocabulary, "end_token_id": end})
@@ -167,7 +167,9 @@ class DiffusionGemma(Objective):
             return None
         t = self.eps + (1.0 - self.eps) * level
         noised = uniform(seed, document.sample, draws, size, MASK) < t[:, canvases.unit]
-        drawn = [generator(seed, document.sample, draw, TOKEN).integers(0, self.vocabulary, size) for draw in range(draws)]
+        drawn = [
+            generator(seed, document.sample, draw, TOKEN).integers(0, self.vocabulary, size) for draw in range(draws)
+        ]
         conditioned = generator(seed, document.sample, purpose=SIGNAL).random() < self.self_conditioning
         instance = canvases.unit + canvases.units * np.arange(draws)[:, None]
         return Stream(

@@ -73,9 +73,7 @@ def parallelise(
 def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dtype) -> Layers:
     """What the block axis needs to know of the decoder; of its heads, those of one rank of the tensor axis."""
     widths, ranks = row_model.widths(arithmetic), config.model_parallel_size
-    own = {
-        window: replace(of, heads=of.heads // ranks, kv_heads=of.kv_heads // ranks) for window, of in widths.items()
-    }
+    own = {window: replace(of, heads=of.heads // ranks, kv_heads=of.kv_heads // ranks) for window, of in widths.items()}
     return Layers(row_model.shape, own)
 
 

@@ -21,7 +21,7 @@ class Shape:
 
     linear: parameters every row passes through (all matrices of the layers; for MoE, the active ones);
     head: parameters labelled rows alone pass through (the output projection, most of a last layer that skips);
-    query_width: heads * head_dim, the mean of the layers; windows: for each layer, its sliding window in tokens or None;
+    query_width: heads * head_dim, a mean over layers; windows: for each layer, its sliding window in tokens or None;
     skips: the last layer has queries for labelled rows only.
     """
 

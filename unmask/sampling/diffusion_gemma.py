@@ -2,8 +2,8 @@
 
     x_N ~ U(vocabulary) on a canvas;  for n = N .. 1, given the clean tokens before it and the last step's z (if any):
     z = logits(x_n) / T_n,  T_n = low + (high - low) n / N;   d ~ softmax(z);   H = entropy(softmax(z))
-    accept d_i, in order of rising H, while the sum of H so far, without H_i itself, is at most `gamma`; the others become
-    U(vocabulary) again. Stop when argmax z has not changed and mean H < `confidence`. The canvas becomes argmax z.
+    accept d_i, in order of rising H, while the sum of H so far, without H_i itself, is at most `gamma`; the others
+    become U(vocabulary) again. Stop when argmax z has not changed and mean H < `confidence`; emit argmax z.
 
 Canvases are counted from the end of the prompt and always whole: what the last one has beyond `length` is thrown away.
 The bound: Ben-Hamu et al. 2505.24857.
@@ -82,7 +82,9 @@ def _denoised(
     for step in range(settings.steps, 0, -1):
         canvas.token[start:stop] = token
         raw = yield Noisy(start, stop, rows, logits)
-        logits = raw / (settings.low + (settings.high - settings.low) * torch.tensor(step, device=raw.device).div(settings.steps))
+        logits = raw / (
+            settings.low + (settings.high - settings.low) * torch.tensor(step, device=raw.device).div(settings.steps)
+        )
         drawn = torch.multinomial(logits.softmax(-1, dtype=torch.float32).cpu(), 1, generator=noise)[:, 0]
         best = logits.argmax(-1).cpu()
         entropy = torch.distributions.Categorical(logits=logits).entropy().cpu()

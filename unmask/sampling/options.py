@@ -62,7 +62,9 @@ class Options(Section):
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
         if method == "canvas":
             others = ("strategy", "threshold", "factor", "temperature", "top_p")
-            return self._refuse(dict.fromkeys(others, "another sampler than method=canvas, which has a rule of its own"))
+            return self._refuse(
+                dict.fromkeys(others, "another sampler than method=canvas, which has a rule of its own")
+            )
         if method == "full":
             needs["cache"] = "clean blocks that can be kept, which method=full has not"
         if self.temperature == 0:

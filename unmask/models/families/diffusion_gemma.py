@@ -1,7 +1,7 @@
 """DiffusionGemma over rows: its encoder reads the clean rows and its decoder the canvases, in one pass.
 
-    clean row     embedding                                            encoder's layer_scalar    causal
-    canvas row    self_conditioning(embedding, signal of a first pass)   decoder's layer_scalar    its canvas, clean before
+    clean row     embedding                              encoder's layer_scalar    causal
+    canvas row    self_conditioning(embedding, signal)   decoder's layer_scalar    its canvas, and clean before it
 
 Encoder and decoder share every weight but `self_conditioning`, which only the decoder has; of each layer they have a
 `layer_scalar` (a buffer) of their own, and the decoder reads the encoder's keys and values. So the decoder's layers run
@@ -86,7 +86,7 @@ class _Model(DiffusionGemmaModel):
         soft = logits.to(weight.dtype).softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
         return soft * embedding.embed_scale.to(soft.dtype)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         *,
@@ -152,9 +152,9 @@ def over_rows(model: PreTrainedModel) -> None:
         return
     text = model.config.get_text_config()
     if not (model.config.tie_word_embeddings and text.tie_word_embeddings):
-        raise UserError("model: a DiffusionGemma whose encoder shares no weights (tie_word_embeddings=false) is not run")
+        raise UserError("model: a DiffusionGemma whose encoder shares no weights (tie_word_embeddings=false): not run")
     if text.use_bidirectional_attention == "all":
-        raise UserError("model: a DiffusionGemma whose encoder looks ahead (use_bidirectional_attention=all) is not run")
+        raise UserError("model: a DiffusionGemma whose encoder looks ahead (use_bidirectional_attention=all): not run")
     base = model.model
     # The encoder's text model stays, an empty shell: through it transformers sets what its text config says.
     encoder = base.encoder.language_model
