@@ -138,10 +138,25 @@ def test_fused_kernels_change_nothing(family: str) -> None:
 
 def test_what_is_fused() -> None:
     norms = 2 * 3 + 2 * 3 + 1  # two a layer, query and key norms, the last one
-    assert fuse(tiny("qwen3", "float32", fused=False)) == {"attention": 3, "rms_norm": norms, "swiglu": 3}
-    assert fuse(tiny("llama", "float32", fused=False)) == {"attention": 3, "rms_norm": 2 * 3 + 1, "swiglu": 3}
+    assert fuse(tiny("qwen3", "float32", fused=False)) == {
+        "attention": 3,
+        "rms_norm": norms,
+        "plain_rms_norm": 0,
+        "swiglu": 3,
+    }
+    assert fuse(tiny("llama", "float32", fused=False)) == {
+        "attention": 3,
+        "rms_norm": 2 * 3 + 1,
+        "plain_rms_norm": 0,
+        "swiglu": 3,
+    }
     # Gemma rotates by layer type, scales by 1 + weight and gates with GELU: no kernel is its own module's function.
-    assert fuse(tiny("gemma3", "float32", fused=False)) == {"attention": 0, "rms_norm": 0, "swiglu": 0}
+    assert fuse(tiny("gemma3", "float32", fused=False)) == {
+        "attention": 0,
+        "rms_norm": 0,
+        "plain_rms_norm": 0,
+        "swiglu": 0,
+    }
 
 
 @pytest.mark.parametrize("backend", ["tiles", "reference"])

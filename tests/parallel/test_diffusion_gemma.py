@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel.test_parity import STEPS, TOLERANCE, close, name
+from tests.parallel.test_parity import SMOOTH, STEPS, TOLERANCE, close, name
 from tests.parallel.trainer_cases import MODELS, Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError
 from unmask.training import setup
 
-ONE = Case("diffusion_gemma", blocks=1, model="gemma", data="prompt", batch_size=4, micro_batch=1)
-DRAWS, SINGLE = replace(ONE, objective="diffusion_gemma (2 draws)"), replace(ONE, dtype="float32")
+ONE = Case("diffusion_gemma", blocks=1, model="gemma", data="prompt", batch_size=4, micro_batch=1, options=SMOOTH)
+DRAWS = replace(ONE, objective="diffusion_gemma (2 draws)")
 GEMMA_MATRIX = [
     *[replace(ONE, blocks=2, placement=placement) for placement in ("csbp", "context", "block")],
     replace(ONE, objective="diffusion_gemma (no first pass)", blocks=2, exchange="ring", data="packed"),
     replace(DRAWS, replicas=2, micro_batch=2),
     replace(ONE, shards=2, zero=3, checkpointing="full"),
     replace(DRAWS, replicas=2, experts=2),
-    replace(SINGLE, blocks=2, shards=2, experts=2),
+    replace(ONE, blocks=2, shards=2, experts=2),
+    # In fp32 rounding alone turns near ties of a router into other experts; where all are taken there are none.
+    replace(ONE, blocks=2, dtype="float32", model="gemma dense"),
 ]
 
 

@@ -53,6 +53,7 @@ GEMMA = {
     "diffusion_gemma (no first pass)": {"name": "diffusion_gemma", "self_conditioning": 0.0, "fill": "none"},
 }
 MODELS["gemma"] = DIFFUSION_GEMMA
+MODELS["gemma dense"] = DIFFUSION_GEMMA | {"text_config": DIFFUSION_GEMMA["text_config"] | {"top_k_experts": 4}}
 #: Enough layers for ranks of two stages.
 MODELS["five"] = {"num_hidden_layers": 5}
 MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}

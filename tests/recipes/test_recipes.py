@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from tests.models.diffusion_gemma_config import CONFIG
 from tests.training.tiny import MODEL
 from unmask import Config, Trainer
 from unmask.data import train_tokenizer
@@ -17,7 +18,8 @@ PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in 
 CHATS = [{"messages": [{"role": "user", "content": f"{first} + 1?"}, {"role": "assistant", "content": str(first + 1)}]}
          for first in range(24)]  # fmt: skip
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-DATA = {"sft": PAIRS, "chat": CHATS}
+DATA = {"sft": PAIRS, "chat": CHATS, "diffusion_gemma": PAIRS}
+GEMMA = {**CONFIG, "text_config": {**CONFIG["text_config"], "vocab_size": 320}, "image_token_id": 319}
 #: Sizes of a test, and one process.
 SMALL = {
     "data": {"pack_tokens": 64, "validation": None},
@@ -27,13 +29,13 @@ SMALL = {
 }
 
 
-def test_there_are_the_ten_commonest_jobs():
-    assert len(names()) == 10
+def test_there_are_the_commonest_jobs():
+    assert len(names()) == 11
     for name in names():
         assert summary(name).endswith(".") and len(summary(name)) < 90
         assert f"  unmask train {name}.yaml" in text(name) or f"-m unmask train {name}.yaml" in text(name)
         assert f"runs/{name}" in text(name)
-    assert len(table().splitlines()) == 10
+    assert len(table().splitlines()) == 11
 
 
 @pytest.mark.parametrize("name", names())
@@ -59,7 +61,8 @@ def test_every_recipe_trains(name, tokenizer, tmp_path):
     tree = yaml.safe_load(text(name))
     for section, changes in SMALL.items():
         tree.setdefault(section, {}).update(changes)
-    tree["model"] = {**tree["model"], "name": None, "config": {**MODEL, "vocab_size": 320}}
+    config = GEMMA if name == "diffusion_gemma" else {**MODEL, "vocab_size": 320}
+    tree["model"] = {**tree["model"], "name": None, "config": config}
     tree["data"] |= {"train": None, "tokenizer": str(tokenizer)}
     tree["checkpoint"] |= {"path": str(tmp_path / "run"), "every": 0}
     tree["evaluation"] = {}

@@ -35,9 +35,10 @@ def fuse(model: PreTrainedModel) -> dict[str, int]:
     for layer, window in zip(decoder_layers(model), layer_windows(model), strict=True):
         attention = getattr(layer, "self_attn", None)
         fused["attention"] += rotary is not None and fuse_attention(attention, window, rotary)
+    like = model.get_input_embeddings().weight
     for module in model.modules():
         for kind, fusion in _FUSIONS.items():
-            if fusion.applies(module) and _agrees(module, fusion):
+            if fusion.applies(module) and _agrees(module, fusion, like):
                 module.forward = partial(fusion.forward, module, module.forward)
                 fused[kind] += 1
     return fused
@@ -55,6 +56,15 @@ def _rms_norm(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor
     return rms_norm(x, module.weight, _epsilon(module))
 
 
+def _is_plain_rms_norm(module: Any) -> bool:
+    name = type(module).__name__
+    return name.endswith("RMSNorm") and getattr(module, "with_scale", True) is False and _epsilon(module) > 0
+
+
+def _plain_rms_norm(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return nn.functional.rms_norm(x, x.shape[-1:], eps=_epsilon(module))
+
+
 def _is_swiglu(module: Any) -> bool:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     return (
@@ -70,8 +80,9 @@ def _swiglu(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _agrees(module: nn.Module, fusion: _Fusion) -> bool:
-    parameter = next(module.parameters())
+def _agrees(module: nn.Module, fusion: _Fusion, like: Tensor) -> bool:
+    """like: has the dtype and the device of a module without parameters."""
+    parameter = next(module.parameters(), like)
     if parameter.device.type == "meta":
         return False
     generator = torch.Generator().manual_seed(0)
@@ -87,5 +98,6 @@ def _agrees(module: nn.Module, fusion: _Fusion) -> bool:
 
 _FUSIONS = {
     "rms_norm": _Fusion(_is_rms_norm, lambda module: module.weight.shape[0], _rms_norm),
+    "plain_rms_norm": _Fusion(_is_plain_rms_norm, lambda module: 8, _plain_rms_norm),
     "swiglu": _Fusion(_is_swiglu, lambda module: module.gate_proj.in_features, _swiglu),
 }

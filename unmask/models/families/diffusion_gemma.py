@@ -24,6 +24,7 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
     DiffusionGemmaDecoderTextLayer,
     DiffusionGemmaModel,
     DiffusionGemmaModelOutputWithPast,
+    DiffusionGemmaTextRouter,
 )
 
 from unmask.errors import UserError
@@ -46,6 +47,17 @@ class _Layer(DiffusionGemmaDecoderTextLayer):
             return super().forward(hidden_states, *args, **kwargs)
         finally:
             self._buffers["layer_scalar"] = own
+
+
+class _Router(DiffusionGemmaTextRouter):
+    """The router with a softmax in fp32 at least: transformers' own rounds to fp32 in a model of fp64 too."""
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden_states [N, width] -> probabilities [N, experts], weights and experts of the top k, [N, k]."""
+        scores = self.proj(self.norm(hidden_states) * self.scale * self.scalar_root_size)
+        probability = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weights, index = probability.topk(self.config.top_k_experts, dim=-1)
+        return probability, weights / weights.sum(-1, keepdim=True) * self.per_expert_scale[index], index
 
 
 class _Model(DiffusionGemmaModel):
@@ -166,4 +178,5 @@ def over_rows(model: PreTrainedModel) -> None:
     base.encoder.requires_grad_(False)
     for layer in base.decoder.layers:
         layer.__class__ = _Layer
+        layer.router.__class__ = _Router
         layer.router.requires_grad_(False)
