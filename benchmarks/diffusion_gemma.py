@@ -115,13 +115,13 @@ def main() -> None:
             batch = row_model.collate(rows.pruned())
             loss = row_model(batch, objective).sum
             loss.backward()
-            return float(loss)
+            return float(loss.detach())
 
         def single(rows: Rows = rows) -> float:
             twin.zero_grad()
             loss = by_canvas(twin, document, rows)
             loss.backward()
-            return float(loss)
+            return float(loss.detach())
 
         difference = abs(joint() / single() - 1)
         taken = seconds({"joint": joint, "by_canvas": single}, given.rounds)

@@ -75,6 +75,17 @@ def test_checkpointed_layers_keep_each_row_its_scalar(mode):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
 
 
+def test_a_first_pass_under_autocast_takes_no_gradient_from_the_second():
+    model = tiny("float32")
+    goal, row_model = objective(model, self_conditioning=1.0), RowModel(model)
+    batch = row_model.collate(goal.rows(documents(), 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = row_model(batch, goal).sum
+    loss.backward()
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert [name for name, parameter in trained.items() if parameter.grad is None] == []
+
+
 def test_a_folder_keeps_its_layout_bit_by_bit(tmp_path):
     from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 

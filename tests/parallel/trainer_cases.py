@@ -53,7 +53,12 @@ GEMMA = {
     "diffusion_gemma (no first pass)": {"name": "diffusion_gemma", "self_conditioning": 0.0, "fill": "none"},
 }
 MODELS["gemma"] = DIFFUSION_GEMMA
-MODELS["gemma dense"] = DIFFUSION_GEMMA | {"text_config": DIFFUSION_GEMMA["text_config"] | {"top_k_experts": 4}}
+WIDE = {"top_k_experts": 4, "initializer_range": 0.2}
+MODELS["gemma dense"] = {
+    **DIFFUSION_GEMMA,
+    "initializer_range": 0.2,
+    "text_config": {**DIFFUSION_GEMMA["text_config"], **WIDE},
+}
 #: Enough layers for ranks of two stages.
 MODELS["five"] = {"num_hidden_layers": 5}
 MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}

@@ -199,6 +199,8 @@ class RowModel(nn.Module):
         assert batch.canvas is not None and batch.signal is not None
         with torch.no_grad():
             hidden = self.decoded(batch)[0].index_select(0, batch.canvas)
+        # Autocast keeps the weights that it has cast, here without a gradient: the second pass would use them.
+        torch.clear_autocast_cache()
         head = self.head()
         told = self.model.base_model.signal(hidden[batch.signal], head.weight, head.softcap)
         return torch.zeros_like(hidden, dtype=told.dtype).masked_scatter(batch.signal[:, None], told)[None]
