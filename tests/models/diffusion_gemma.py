@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from tests.models.diffusion_gemma_config import CONFIG
 from unmask.config import ModelConfig
 from unmask.models import load
+from unmask.models.families.diffusion_gemma import DiffusionGemmaTextRouter, _Router
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows
 
@@ -36,7 +38,17 @@ def stock(folder: Any, dtype: str = "float64") -> Any:
 
     twin = DiffusionGemmaForBlockDiffusion.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     twin.set_experts_implementation("eager")
+    for module in twin.modules() if dtype == "float64" else ():
+        if isinstance(module, DiffusionGemmaTextRouter):
+            module.__class__ = _Router
+        elif type(module).__name__ == "DiffusionGemmaRMSNorm":  # transformers' norms and routers round to fp32
+            module.forward = partial(_norm, module)
     return twin.eval()
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps)
+    return normed * module.weight if module.with_scale else normed
 
 
 def documents(lengths: tuple[tuple[int, int], ...] = ((23, 9), (14, 3), (9, 5))) -> list[Document]:

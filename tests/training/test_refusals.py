@@ -39,7 +39,10 @@ def refused(path, *overrides, sentence, **options):
         (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
         (["model.attention=flex"], "FlexAttention has no backward on CPU"),
-        (["objective.name=mdlm", "objective.block_size=8"], "'block_size' (an option of block_diffusion, fast_dllm_v2"),
+        (
+            ["objective.name=mdlm", "objective.block_size=8"],
+            "'block_size' (an option of block_diffusion, ",
+        ),
         (["parallel.placement=csbp"], "parallel.placement=csbp has no effect with block_parallel_size=1"),
         (["parallel.speeds=measured"], "parallel.speeds=measured has no effect with block_parallel_size=1"),
         (["objective.window=[0.3, 0.8]"], "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
