@@ -25,6 +25,7 @@ import torch
 from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
+from unmask.models import lora
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
 from unmask.objectives import Objective, rebuild
@@ -210,6 +211,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
     model = _empty_model(folder / "hf", config.model.dtype)
+    lora.adapt(model, config.model.lora)
     load_weights(model, folder)
     if ema:
         load_average(model, folder)

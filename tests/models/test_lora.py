@@ -1,0 +1,119 @@
+"""Adapters: the model that trains is peft's own in plain transformers; what is saved opens with peft, or merged."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.training.tiny import config, losses, stop_at, train, weights
+
+from unmask.config import AdapterConfig, ModelConfig
+from unmask.errors import UserError
+from unmask.export import export
+from unmask.models import RowModel, load, lora
+from unmask.models.checkpoints import open_model
+from unmask.objectives import build
+from unmask.rows import Document
+
+LORA = ["model.lora.rank=4", "model.lora.alpha=8", "model.dtype=float64"]
+VARIANTS = {
+    "lora": [],
+    "dora": ["model.lora.dora=true", "model.lora.train=[norms]"],
+    "attention": ["model.lora.rslora=true", "model.lora.targets=[q_proj,v_proj]", "model.lora.train=[embeddings]"],
+    "mask token": ["model.lora.train=[mask_token]"],
+}
+FAMILIES = {
+    "qwen3": {},
+    "llama untied": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+}
+
+
+def loaded(tmp_path, variant, family="qwen3", dtype="float64"):
+    """A model with adapters whose B is not zero."""
+    options = [*LORA, *VARIANTS[variant], f"model.dtype={dtype}"]
+    settings = config(tmp_path, *options, model=FAMILIES[family]).model
+    model = load(settings).model
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name or "tokens_delta" in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return settings, model
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("family, variant", [*(("qwen3", name) for name in VARIANTS), ("llama untied", "dora"),
+                                             ("llama untied", "mask token"), ("experts", "lora")])  # fmt: skip
+def test_gradients_are_those_of_peft_in_plain_transformers(family, variant, dtype, tmp_path):
+    """Fused modules and the last layer for labelled rows, against peft's model and autograd's cross-entropy."""
+    settings, model = loaded(tmp_path, variant, family, dtype)
+    ids = np.append(np.random.default_rng(0).integers(0, 63, 23), 63)[::-1].copy()
+    objective = build("ar", {})
+    rows = objective.rows([Document(ids, np.arange(24) >= 12, 0)], 0)
+    row_model = RowModel(model, skip_last_layer="auto", backend="tiles")
+    assert row_model.skips == (family != "experts")
+    batch = row_model.collate(rows)
+    terms = row_model(batch, objective)
+    terms.sum.backward()
+
+    plain = load(settings.model_copy(update={"fused": False})).model
+    plain.load_state_dict(model.state_dict())
+    plain.set_attn_implementation("eager")
+    token = torch.from_numpy(ids)[None]
+    logits = plain(input_ids=token, use_cache=False).logits[0, 11:-1]
+    expected = torch.nn.functional.cross_entropy(logits, token[0, 12:], reduction="sum")
+    expected.backward()
+    tolerance = 1e-9 if dtype == "float64" else 2e-4
+    assert float(terms.sum) == pytest.approx(float(expected), rel=tolerance)
+    ours = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+    theirs = {name: each.grad for name, each in plain.named_parameters() if each.requires_grad}
+    assert ours and ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        if theirs[name] is None:
+            assert gradient is None, name
+            continue
+        largest = theirs[name].abs().max()
+        assert (gradient - theirs[name]).abs().max() <= tolerance * max(largest, 1.0), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_adapters_and_extras_move_and_a_resume_is_exact(variant, tmp_path):
+    options = [*LORA, *VARIANTS[variant], "training.ema=0.9"]
+    whole = train(tmp_path / "whole", *options)
+    start = load(whole.config.model, seed=0).model
+    trained = {name for name, each in start.named_parameters() if each.requires_grad}
+    assert trained == set(whole.ema.average)
+    held = {id(each) for group in whole.optimizer.param_groups for each in group["params"]}
+    assert len(held) == len(trained)
+    for name, before in start.named_parameters():
+        assert torch.equal(weights(whole)[name], before) == (name not in trained), name
+    train(tmp_path / "run", *options, callbacks=[stop_at(2)])
+    again = train(tmp_path / "run", *options)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    for name, weight in weights(whole).items():
+        assert torch.equal(weights(again)[name], weight), name
+    opened = open_model(tmp_path / "run").model
+    for name, weight in opened.named_parameters():
+        assert torch.equal(weight, weights(whole)[name]), name
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["model.lora.alpha=8"], "model.lora.rank is 0"),
+        (["model.lora.rank=2", "model.lora.targets=[q_prj]"], "did you mean 'q_proj'"),
+        (["model.lora.rank=2", "model.lora.train=[embeddings,mask_token]"], "leave mask_token out"),
+        (["model.lora.rank=2", "parallel.model_parallel_size=2"], "parallel.model_parallel_size=2"),
+        (["model.lora.rank=2", "parallel.pipeline_stages=2"], "parallel.pipeline_stages=2"),
+        (["model.lora.rank=2", "model.lora.dropout=0.1", "parallel.shard_size=2", "training.batch_size=2"], "dropout"),
+        (["model.lora.rank=2", "optimizer.name=muon"], "muon"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, said, tmp_path):
+    from unmask.training.setup import prepare
+
+    with pytest.raises(UserError, match=said):
+        prepare(config(tmp_path, *options), [{"input_ids": list(range(40))}])
