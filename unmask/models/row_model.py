@@ -74,7 +74,7 @@ class RowModel(nn.Module):
         self.model = model
         self.backend = backend
         self.windows = layer_windows(model)
-        self.vocabulary = model.get_input_embeddings().num_embeddings
+        self.vocabulary = model.get_input_embeddings().weight.shape[0]
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
         #: Watches the routers of experts while they are trained.
@@ -100,7 +100,9 @@ class RowModel(nn.Module):
 
         projection = self.model.get_output_embeddings()
         softcap = getattr(self.model.config, "final_logit_softcapping", None)
-        return Head(projection.weight, projection.bias, softcap, self.vocabulary_shard)
+        # A tied head whose mask token's row is trained by itself is peft's: the weight is put together, the bias is not.
+        bias = getattr(projection, "original_module", projection).bias
+        return Head(projection.weight, bias, softcap, self.vocabulary_shard)
 
     @cached_property
     def shape(self) -> Shape:
