@@ -1,18 +1,17 @@
 """Adapters: the model that trains is peft's own in plain transformers; what is saved opens with peft, or merged."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.training.tiny import config, losses, stop_at, train, weights
-
-from unmask.config import AdapterConfig, ModelConfig
+from tests.training.tiny import config, documents, losses, stop_at, train, weights
+from unmask import Trainer
+from unmask.attention import FULL
+from unmask.config import AdapterConfig
 from unmask.errors import UserError
 from unmask.export import export
-from unmask.models import RowModel, load, lora
+from unmask.models import RowModel, load
 from unmask.models.checkpoints import open_model
 from unmask.objectives import build
 from unmask.rows import Document
@@ -117,3 +116,39 @@ def test_what_does_not_go_together_is_refused(options, said, tmp_path):
 
     with pytest.raises(UserError, match=said):
         prepare(config(tmp_path, *options), [{"input_ids": list(range(40))}])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_adapters_open_with_peft_and_merged_with_transformers(variant, tmp_path):
+    """The same logits from the run, from peft on the base, from the folder of adapters and from the merged model."""
+    from peft import PeftModel
+
+    base = tmp_path / "base"
+    model = load(config(tmp_path).model).model
+    model.save_pretrained(base)
+    overrides = [*LORA, *VARIANTS[variant], "optimizer.learning_rate=0.05", "training.steps=8"]
+    settings = config(tmp_path / "run", *overrides)
+    settings.model.name, settings.model.config = str(base), None
+    Trainer(config=settings).train(documents())
+    run = open_model(tmp_path / "run")
+    ids = torch.tensor([[5, 63, 9, 63, 1, 7]])
+
+    def logits(model, **how):
+        return model.eval()(input_ids=ids, use_cache=False, **how).logits.detach()
+
+    expected = logits(run.model, plan=FULL)
+    plain = load(settings.model.model_copy(update={"lora": AdapterConfig()})).model
+    assert (expected - logits(plain, plan=FULL)).abs().max() > 1e-2
+    adapters = export(tmp_path / "run", tmp_path / "adapters")
+    assert {path.name for path in adapters.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    mask = torch.zeros(1, 1, 6, 6, dtype=torch.float64)
+    fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
+    theirs = logits(PeftModel.from_pretrained(fresh, adapters, autocast_adapter_dtype=False), attention_mask=mask)
+    assert (theirs - expected).abs().max() < 1e-5
+    again = open_model(adapters)
+    assert torch.equal(logits(again.model, plan=FULL), expected) and again.objective == run.objective
+    for source, name in ((tmp_path / "run", "a"), (adapters, "b")):
+        merged = export(source, tmp_path / name, format="hf")
+        whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64)
+        assert (logits(whole, attention_mask=mask) - expected).abs().max() < 1e-5
+        assert not any("lora" in key for key in whole.state_dict())

@@ -3,7 +3,7 @@
     y = W x + s B A x,     s = alpha / rank, with rslora alpha / sqrt(rank);     B = 0 at the start
 
 W is frozen. The layers are peft's own, put in place of the model's linear modules: names, hooks and wrappers see a
-transformers model as ever. `train` adds whole parameters (embeddings, norms) or the mask token's row to what is trained.
+transformers model as ever. `train` adds whole parameters (embeddings, norms) or the mask token's row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_config(config: Config) -> None:
     ranks = parallel.data_parallel_size * parallel.shard_size * parallel.block_parallel_size
     if lora.dropout and ranks > 1:
         raise UserError(
-            f"model.lora.dropout={lora.dropout:g} on {ranks} processes would give other numbers than on one: set it to 0"
+            f"model.lora.dropout={lora.dropout:g} on {ranks} processes gives other numbers than on one: set it to 0"
         )
     if config.optimizer.name == "muon":
         raise UserError("optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw")
@@ -82,7 +82,7 @@ def peft_config(model: PreTrainedModel, lora: AdapterConfig) -> Any:
         tokens = {_name_of(model, model.get_input_embeddings()): [model.config.mask_token_id]}
     return LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.rank if lora.alpha is None else lora.alpha,
+        lora_alpha=lora.alpha or lora.rank,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         use_dora=lora.dora,
         use_rslora=lora.rslora,
@@ -132,22 +132,26 @@ def adapters_of(model: nn.Module) -> dict[str, nn.Module]:
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import TrainableTokensWrapper
 
-    return {name: each for name, each in model.named_modules() if isinstance(each, LoraLayer | TrainableTokensWrapper)}
+    kinds: tuple[type, ...] = (LoraLayer, TrainableTokensWrapper)
+    return {name: each for name, each in model.named_modules() if isinstance(each, kinds)}
 
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
     """Add the adapters to the weights and put the model's own modules back: W <- W + s B A."""
+    found = adapters_of(model)
+    if not found:
+        return
     from peft.utils.other import TrainableTokensWrapper
 
-    for name, module in adapters_of(model).items():
+    for name, module in found.items():
         parent, _, last = name.rpartition(".")
         if isinstance(module, TrainableTokensWrapper):
             own = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         else:
-            found: Any = module
-            found.merge(safe_merge=True)
-            own = found.get_base_layer()
+            layer: Any = module
+            layer.merge(safe_merge=True)
+            own = layer.get_base_layer()
         setattr(model.get_submodule(parent), last, own)
     model.requires_grad_(True)
     if hasattr(model, "peft_config"):
@@ -161,6 +165,7 @@ def state(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, Tensor]:
 
     found = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     found |= {name: parameter.detach() for name, parameter in extras(model, lora)}
+    found |= _tied_head(model, lora)
     return {PREFIX + name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
 
 
@@ -176,7 +181,17 @@ def load_state(model: PreTrainedModel, lora: AdapterConfig, tensors: dict[str, T
             raise UserError(f"{where}: {name} does not fit the adapters that its settings describe")
     for name, parameter in extras(model, lora):
         parameter.copy_(plain.pop(name))
+    for name in _tied_head(model, lora):
+        del plain[name]
     set_peft_model_state_dict(model, plain, ADAPTER)
+
+
+def _tied_head(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, Tensor]:
+    """A head that is trained as the embedding: peft loads the two one by one."""
+    head, weight = model.get_output_embeddings(), model.get_input_embeddings().weight
+    if "embeddings" not in lora.train or head.weight is not weight:
+        return {}
+    return {f"{name}.weight": weight for name, module in model.named_modules() if module is head}
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:

@@ -100,7 +100,7 @@ class RowModel(nn.Module):
 
         projection = self.model.get_output_embeddings()
         softcap = getattr(self.model.config, "final_logit_softcapping", None)
-        # A tied head whose mask token's row is trained by itself is peft's: the weight is put together, the bias is not.
+        # With the mask token's row trained by itself a tied head is peft's, which has a weight and no bias.
         bias = getattr(projection, "original_module", projection).bias
         return Head(projection.weight, bias, softcap, self.vocabulary_shard)
 
