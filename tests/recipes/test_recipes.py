@@ -17,7 +17,7 @@ PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in 
 CHATS = [{"messages": [{"role": "user", "content": f"{first} + 1?"}, {"role": "assistant", "content": str(first + 1)}]}
          for first in range(24)]  # fmt: skip
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-DATA = {"sft": PAIRS, "chat": CHATS}
+DATA = {"sft": PAIRS, "lora": PAIRS, "chat": CHATS}
 #: Sizes of a test, and one process.
 SMALL = {
     "data": {"pack_tokens": 64, "validation": None},
@@ -27,13 +27,13 @@ SMALL = {
 }
 
 
-def test_there_are_the_ten_commonest_jobs():
-    assert len(names()) == 10
+def test_there_are_the_commonest_jobs():
+    assert len(names()) == 11
     for name in names():
         assert summary(name).endswith(".") and len(summary(name)) < 90
         assert f"  unmask train {name}.yaml" in text(name) or f"-m unmask train {name}.yaml" in text(name)
         assert f"runs/{name}" in text(name)
-    assert len(table().splitlines()) == 10
+    assert len(table().splitlines()) == 11
 
 
 @pytest.mark.parametrize("name", names())

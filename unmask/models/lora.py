@@ -132,7 +132,7 @@ def adapters_of(model: nn.Module) -> dict[str, nn.Module]:
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import TrainableTokensWrapper
 
-    kinds: tuple[type, ...] = (LoraLayer, TrainableTokensWrapper)
+    kinds: Any = (LoraLayer, TrainableTokensWrapper)
     return {name: each for name, each in model.named_modules() if isinstance(each, kinds)}
 
 
