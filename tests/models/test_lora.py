@@ -109,6 +109,7 @@ def test_only_adapters_and_extras_move_and_a_resume_is_exact(variant, tmp_path):
         (["model.lora.rank=2", "parallel.pipeline_stages=2"], "parallel.pipeline_stages=2"),
         (["model.lora.rank=2", "model.lora.dropout=0.1", "parallel.shard_size=2", "training.batch_size=2"], "dropout"),
         (["model.lora.rank=2", "optimizer.name=muon"], "muon"),
+        (["model.lora.rank=2", "model.compile=true"], "model.compile=true"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, said, tmp_path):
