@@ -51,7 +51,7 @@ def check_config(config: Config) -> None:
     if config.optimizer.name == "muon":
         raise UserError("optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw")
     if config.model.compile:
-        raise UserError("model.compile=true does not go with model.lora, whose compiled layers are not proven: use false")
+        raise UserError("model.compile=true does not go with model.lora, unproven when compiled: use false")
 
 
 def adapt(model: PreTrainedModel, lora: AdapterConfig, seed: int = 0) -> None:
