@@ -11,9 +11,17 @@ from typing import Any
 
 from unmask.errors import UserError, as_path, disk_refusal
 from unmask.models.checkpoints import open_model
+from unmask.models.families import origin_of
 from unmask.registry import Registry
 
-formats = Registry("format", {"hf": "unmask.export.hf:write", "peft": "unmask.export.peft:write"})
+formats = Registry(
+    "format",
+    {
+        "hf": "unmask.export.hf:write",
+        "family": "unmask.export.family:write",
+        "peft": "unmask.export.peft:write",
+    },
+)
 
 
 def export(
@@ -26,9 +34,10 @@ def export(
 ) -> Path:
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
-    format: default peft for a model with adapters (hf merges them into the weights), else hf. dtype: of the weights
-    ("bfloat16"); default as they were trained. Raises UserError for an unknown format and, unless `force`, for a folder
-    that already holds something. What is interrupted leaves the folder as it was.
+    format: default peft for a model with adapters (hf merges them into the weights), family for one that came in the
+    layout of another family, else hf. dtype: of the weights ("bfloat16"); default as they were trained. Raises
+    UserError for an unknown format and, unless `force`, for a folder that already holds something. What is interrupted
+    leaves the folder as it was.
     """
     if format is not None:
         formats[format]
@@ -38,7 +47,8 @@ def export(
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype)
-    write = formats[format or ("hf" if opened.settings is None else "peft")]
+    own = "family" if origin_of(opened.model) else "hf"
+    write = formats[format or (own if opened.settings is None else "peft")]
     try:
         with _filled(folder) as staged:
             write(opened, staged)

@@ -11,6 +11,7 @@ from pathlib import Path
 from unmask.models import lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.checkpoints import OpenModel
+from unmask.models.families import ORIGIN
 from unmask.objectives import Objective, objectives
 
 CARD = """\
@@ -47,6 +48,8 @@ def write(opened: OpenModel, folder: Path) -> None:
     """Save the model; AutoModelForCausalLM.from_pretrained(folder) gives the same logits."""
     model, decoding = opened.model, opened.objective.decoding
     lora.merge(model)
+    if hasattr(model.config, ORIGIN):  # in this format it is transformers' own
+        delattr(model.config, ORIGIN)
     name = name_of(opened.objective)
     if opened.mask_token_id is not None:
         model.config.mask_token_id = opened.mask_token_id

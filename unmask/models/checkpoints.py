@@ -26,9 +26,10 @@ from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.models import lora
+from unmask.models.families import family_of
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows
-from unmask.objectives import Objective, rebuild
+from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows, read_config
+from unmask.objectives import Objective, build, rebuild
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -173,7 +174,9 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
 
 
 def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
-    """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported HF folder.
+    """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported folder.
+
+    Folders of the families in `unmask.models.families` open as what they were trained for.
 
     A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
     parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder that is none of
@@ -263,14 +266,24 @@ def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
 
 
 def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    recorded = config.get("unmask")
-    if recorded is None:
+    config = read_config(folder)
+    objective = objective_of(config)
+    if objective is None:
         raise UserError(
             f'{folder / "config.json"}: does not say how the model was trained (no "unmask" entry): '
             f"it was not exported by unmask; train from it with model.name={folder}"
         )
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
-    objective = rebuild(recorded["name"], recorded["options"])
     return OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
+
+
+def objective_of(config: dict[str, Any]) -> Objective | None:
+    """How the model of a config.json was trained: what its export says, else what its family is known by."""
+    recorded, family = config.get("unmask"), family_of(config)
+    if recorded is not None:
+        return rebuild(recorded["name"], recorded["options"])
+    if family is None:
+        return None
+    options, size = dict(family.objective), family.block_size(config)
+    return build(options.pop("name"), options | ({} if size is None else {"block_size": size}))

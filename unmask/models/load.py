@@ -16,6 +16,7 @@ from unmask.errors import UserError
 from unmask.models import experts, lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
+from unmask.models.families import families, family_of, open_folder
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.registry import nearest
@@ -118,6 +119,10 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         folder, options["gguf_file"] = path.parent, path.name
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
+    elif (family := family_of(raw := read_config(path))) is not None:
+        return open_folder(path, family, raw, dtype)
+    else:
+        _check_type(path, raw)
     try:
         with bars_in_terminals_only():
             model, info = auto_model(_type_of(folder)).from_pretrained(folder, output_loading_info=True, **options)
@@ -158,10 +163,34 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
         raise UserError(f"model.config: {kind} cannot be built from it: {_first_line(error)}") from error
 
 
+def _check_type(folder: Path, raw: dict[str, Any]) -> None:
+    """UserError for a model type that neither transformers nor a family of ours runs; remote code is never run."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = raw.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        known = ", ".join(families[name].title for name in families.names())
+        raise UserError(
+            f"model.name={folder}: config.json has model_type={kind!r}, which transformers does not know and code in "
+            f"the folder is not run; beside its models these are: {known}"
+        )
+
+
 def _type_of(folder: Path) -> str:
     """The model type that a folder's config.json gives, "" without one."""
+    return read_config(folder).get("model_type", "") if (folder / "config.json").exists() else ""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; UserError where it is none."""
     path = folder / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("model_type", "") if path.exists() else ""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return raw
 
 
 def _own_tokenizer(path: Path) -> Any:

@@ -20,6 +20,7 @@ from unmask.errors import UserError
 from unmask.models import LoadedModel, RowModel, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
+from unmask.models.families import ORIGIN
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
@@ -188,7 +189,7 @@ def balanced(run: Run) -> list[int]:
 
 def _settings(model: Any) -> dict[str, Any]:
     """The model's configuration as JSON keeps it, without what does not change the function it computes."""
-    passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache")
+    passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache", ORIGIN)
     fields = {key: value for key, value in model.config.to_dict().items() if key not in passing}
     return json.loads(json.dumps(fields, default=str))
 

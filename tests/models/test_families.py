@@ -1,0 +1,197 @@
+"""Checkpoints in the layouts that other people publish: logits from the formulas, and the way back, bit for bit."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.models import published
+from tests.models.published import PUBLISHED
+from tests.training.tiny import documents
+from unmask import Trainer
+from unmask.config import Config, ModelConfig
+from unmask.data import train_tokenizer
+from unmask.errors import UserError
+from unmask.export import export
+from unmask.models import load
+from unmask.models.checkpoints import open_model
+from unmask.models.families import folder as folders
+from unmask.sampling import sample
+
+IDS = torch.tensor([5, 3, 39, 39, 17, 8, 2, 30, 39, 4, 11])
+
+
+def write(folder, made, shards=1):
+    """The folder that a family publishes, its tensors spread over files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(made.config))
+    names = list(made.tensors)
+    files = [
+        f"model-{n + 1:05d}-of-{shards:05d}.safetensors" if shards > 1 else "model.safetensors" for n in range(shards)
+    ]
+    for n, file in enumerate(files):
+        save_file({name: made.tensors[name] for name in names[n::shards]}, folder / file, metadata={"format": "pt"})
+    if shards > 1:
+        table = {name: files[n % shards] for n, name in enumerate(names)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    return folder
+
+
+def read(folder):
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}
+    return found
+
+
+def logits(model):
+    """Of IDS, every token seeing all."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return model(input_ids=IDS[None], attention_mask=torch.zeros(1, 1, len(IDS), len(IDS)), use_cache=False).logits[
+            0
+        ]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_are_those_of_the_published_formula(name, tmp_path):
+    made = PUBLISHED[name]()
+    loaded = load(ModelConfig(name=str(write(tmp_path, made, shards=3))))
+    ours, wanted = logits(loaded.model), made.logits(IDS)
+    assert (ours[:, : published.VOCABULARY] - wanted).abs().max() < 1e-5
+    assert wanted.std() > 0.1
+    # Where neither config.json nor the tokeniser names one, and the published one does not fit, the embedding grows.
+    assert loaded.mask_token_id == (made.config.get("mask_token_id") or published.VOCABULARY)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_way_back_changes_no_bit(name, tmp_path):
+    made = PUBLISHED[name]()
+    if "mask_token_id" not in made.config or made.config["mask_token_id"] is None:
+        made.config["mask_token_id"] = 39  # else the embedding grows by it
+    out = export(write(tmp_path / "there", made, shards=2), tmp_path / "back")
+    tensors, config = read(out), json.loads((out / "config.json").read_text())
+    assert tensors.keys() == made.tensors.keys()
+    for key, tensor in made.tensors.items():
+        assert tensors[key].dtype == tensor.dtype and torch.equal(tensors[key], tensor), key
+    assert config == made.config
+
+
+@pytest.mark.parametrize("make", [published.llada, lambda dtype: published.llada2(dtype, mask_token_id=39)])
+def test_dtypes_are_kept_tensor_by_tensor(make, tmp_path, monkeypatch):
+    """Published in bf16, with biases of experts in fp32; written in several files."""
+    made = make(torch.bfloat16)
+    made.config["torch_dtype"] = "bfloat16"
+    monkeypatch.setattr(folders.write_folder, "__defaults__", (4000,))
+    out = export(write(tmp_path / "there", made), tmp_path / "back")
+    tensors = read(out)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == tensors.keys() == made.tensors.keys()
+    assert len(set(index["weight_map"].values())) > 2
+    for key, tensor in made.tensors.items():
+        assert tensors[key].dtype == tensor.dtype and torch.equal(tensors[key], tensor), key
+
+
+@pytest.mark.parametrize(
+    "name, kind, size, shift",
+    [("LLaDA", "full", None, False), ("LLaDA-MoE", "full", None, False), ("LLaDA2", "block", 32, False),
+     ("Dream", "full", None, True), ("SDAR", "block", 4, False), ("Fast-dLLM v2", "block", 8, True)],
+)  # fmt: skip
+def test_a_folder_opens_as_what_it_was_trained_for(name, kind, size, shift, tmp_path):
+    made = PUBLISHED[name]()
+    opened = open_model(write(tmp_path, made))
+    decoding = opened.objective.decoding
+    assert (decoding.kind, decoding.block_size, decoding.shift) == (kind, size, shift)
+    found = sample(opened.model, None, [3, 4, 5], decoding=decoding, length=8)
+    assert len(found.token) == 8 and opened.mask_token_id not in found.token
+
+
+@pytest.mark.parametrize("name", ["LLaDA, biases, grouped, tied", "LLaDA2, merged", "Dream", "SDAR"])
+def test_a_run_goes_back_to_the_layout_it_came_from(name, tmp_path):
+    made = PUBLISHED[name]()
+    made.config["mask_token_id"] = 39
+    (write(tmp_path / "base", made) / "modeling.py").write_text("raise RuntimeError('this code is never run')\n")
+    tree = {
+        "model": {"name": str(tmp_path / "base")},
+        "data": {"pack_tokens": 64},
+        "objective": {"name": "block_diffusion", "block_size": 4},
+        "training": {"steps": 2, "batch_size": 2},
+        "checkpoint": {"path": str(tmp_path / "run")},
+        "log": {"console": "none"},
+    }
+    data = [{"input_ids": [token % 38 for token in record["input_ids"][:60]]} for record in documents(12)]
+    summary = Trainer(config=Config.parse(tree)).train(data)
+    out = export(summary.checkpoint, tmp_path / "out")
+    tensors, config = read(out), json.loads((out / "config.json").read_text())
+    assert {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in made.tensors.items()}
+    assert any(not torch.equal(tensors[key], tensor) for key, tensor in made.tensors.items())
+    recorded = config.pop("unmask")
+    assert recorded["name"] == "block_diffusion" and config == made.config
+    assert (out / "modeling.py").exists()
+    again, trained = open_model(out), open_model(summary.checkpoint)
+    assert again.objective == trained.objective
+    assert torch.equal(logits(again.model), logits(trained.model))
+    stock = export(summary.checkpoint, tmp_path / "stock", format="hf")
+    assert torch.equal(logits(open_model(stock).model), logits(again.model))
+    assert "origin" not in json.loads((stock / "config.json").read_text())
+
+
+REFUSED = {
+    "shared expert": (lambda m: m.tensors.update({"model.layers.0.mlp.shared_expert.gate_proj.weight": torch.ones(2)}),
+                      published.llada_moe, "with a shared expert"),
+    "expert bias": (lambda m: m.tensors.update({"model.layers.0.mlp.gate.expert_bias": torch.ones(8)}),
+                    published.llada_moe, "with an expert bias"),
+    "dense layer": (lambda m: m.tensors.update({"model.layers.0.mlp.gate_proj.weight": torch.ones(2, 2)}),
+                    published.llada_moe, "with a dense layer"),
+    "alibi": (lambda m: m.config.update(alibi=True), published.llada, "alibi=True"),
+    "missing field": (lambda m: m.config.pop("d_model"), published.llada, "'d_model'"),
+    "missing tensor": (lambda m: m.tensors.pop("model.transformer.blocks.1.attn_out.weight"), published.llada,
+                       "holds no model.transformer.blocks.1.attn_out.weight"),
+    "other tensor": (lambda m: m.tensors.update({"model.transformer.extra": torch.ones(2)}), published.llada,
+                     "holds model.transformer.extra"),
+    "shape": (lambda m: m.config.update(mlp_hidden_size=28), published.llada, "has the shape"),
+    "unknown type": (lambda m: m.config.update(model_type="nobodys", architectures=["Other"]), published.llada,
+                     "model_type='nobodys'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_module_computes_is_refused_by_name(case, tmp_path):
+    change, make, sentence = REFUSED[case]
+    made = make()
+    change(made)
+    with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
+        load(ModelConfig(name=str(write(tmp_path, made))))
+
+
+def test_damaged_folders(tmp_path):
+    folder = write(tmp_path, published.llada(), shards=2)
+    second = folder / "model-00002-of-00002.safetensors"
+    second.write_bytes(second.read_bytes()[:100])
+    with pytest.raises(UserError, match="not a safetensors file"):
+        load(ModelConfig(name=str(folder)))
+    second.unlink()
+    with pytest.raises(UserError, match="this file, and it is missing"):
+        load(ModelConfig(name=str(folder)))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        load(ModelConfig(name=str(folder)))
+
+
+def test_a_tokeniser_comes_and_goes_with_its_model(tmp_path):
+    """Its classes may be named in auto_map: what the folder holds is read, nothing of it is run."""
+    made = published.llada(embedding_size=300, vocab_size=300)
+    made.tensors["model.transformer.wte.weight"] = torch.randn(300, published.WIDTH)
+    made.tensors["model.transformer.ff_out.weight"] = torch.randn(300, published.WIDTH)
+    made.config["mask_token_id"] = 1
+    folder = write(tmp_path / "there", made)
+    train_tokenizer(["a text " * 50], 280, folder)
+    settings = folder / "tokenizer_config.json"
+    known = json.loads(settings.read_text()) | {"auto_map": {"AutoTokenizer": ["tokenization.Other", None]}}
+    settings.write_text(json.dumps(known))
+    back = export(folder, tmp_path / "back")
+    ours, theirs = open_model(back).tokenizer, load(ModelConfig(name=str(folder))).tokenizer
+    assert ours.get_vocab() == theirs.get_vocab() and ours.mask_token_id == 1

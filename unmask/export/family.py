@@ -1,0 +1,36 @@
+"""The layout that a model came in (`unmask.models.families`): its names, its config.json, its tokeniser.
+
+config.json gains `unmask`, the objective of a model that was trained here; the rest is what it was.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from unmask.export.hf import name_of
+from unmask.models import lora
+from unmask.models.checkpoints import OpenModel, objective_of
+from unmask.models.families import write_folder
+
+CARD = """\
+# A diffusion language model trained with unmask
+
+Objective `{name}`, in the layout of `{kind}`. To sample from it: `unmask sample {folder} --prompt "..."`.
+"""
+
+
+def write(opened: OpenModel, folder: Path) -> None:
+    """Save the model; UserError for one that did not come from another family's folder."""
+    lora.merge(opened.model)
+    raw = write_folder(opened.model, folder)
+    raw.pop("unmask", None)
+    known = objective_of(raw)
+    recorded = {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")}
+    if known is None or known.bind(opened.model, opened.tokenizer, opened.mask_token_id) != opened.objective:
+        raw["unmask"] = recorded | {"decoding": opened.objective.decoding._asdict()}
+    (folder / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+    if opened.tokenizer is not None:
+        opened.tokenizer.save_pretrained(folder)
+    text = CARD.format(name=recorded["name"], kind=raw.get("model_type"), folder=folder.name)
+    (folder / "README.md").write_text(text, encoding="utf-8")

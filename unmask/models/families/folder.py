@@ -1,0 +1,267 @@
+"""Foreign folders: a model filled from safetensors shard by shard, and written back as it came.
+
+What a folder was like is kept in the model's config, as `origin`: its family and config.json, whether its experts were
+merged, which tensors it lacked and which had a dtype of their own. Memory is the model's and one tensor's; a shard is
+mapped, not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unmask.attention import NAME
+from unmask.errors import UserError
+from unmask.models.families.layout import Family, Part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: The field of a transformers config that says where a model came from.
+ORIGIN = "origin"
+#: Tensors of a checkpoint that follow from its config.
+DERIVED = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached)")
+#: Bytes of a shard that is written; a tensor that is larger has one of its own.
+SHARD = 5_000_000_000
+#: Files of a folder, beside weights, config and tokeniser, that belong to its layout.
+BESIDE = ("*.py", "generation_config.json")
+
+
+def family_of(raw: dict[str, Any]) -> Family | None:
+    """The family that a config.json belongs to; None for those that are transformers' own (or nobody's)."""
+    from unmask.models.families import families
+
+    known = [families[name]() for name in families.names()]
+    architectures = raw.get("architectures") or []
+    for family in known:  # LLaDA-MoE has LLaDA's model_type in some of its configs
+        if any(name in family.architectures for name in architectures):
+            return family
+    return next((family for family in known if raw.get("model_type") in family.types), None)
+
+
+def origin_of(model: PreTrainedModel) -> dict[str, Any] | None:
+    """The origin of a model that came from a foreign folder."""
+    return getattr(model.config, ORIGIN, None)
+
+
+class Stored:
+    """The tensors of a folder of safetensors, by name; files are opened one at a time."""
+
+    def __init__(self, folder: Path):
+        from safetensors import SafetensorError, safe_open
+
+        self.file: dict[str, Path] = {}
+        index = folder / "model.safetensors.index.json"
+        paths = sorted(folder.glob("*.safetensors"))
+        if index.exists():
+            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            paths = [folder / name for name in dict.fromkeys(table.values())]
+        for path in paths:
+            if not path.exists():
+                raise UserError(f"{path}: the index names this file, and it is missing")
+            try:
+                with safe_open(path, "pt") as file:
+                    self.file |= dict.fromkeys(file.keys(), path)
+            except SafetensorError as error:
+                raise UserError(f"{path}: not a safetensors file ({error}); fetch it again") from None
+        if not self.file:
+            raise UserError(f"model.name={folder}: holds no safetensors file; convert its weights to safetensors first")
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.file)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, file by file."""
+        from safetensors import safe_open
+
+        for path in dict.fromkeys(self.file.values()):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():
+                    yield name, file.get_tensor(name)
+
+
+def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    """transformers' model of a foreign folder, with its weights; its attention is unmask's.
+
+    UserError: a field or a tensor that no module of transformers has, one that is missing, a shape that does not fit.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    stored = Stored(folder)
+    try:
+        fields = dict(family.config(raw, stored.names))
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+    except KeyError as error:
+        raise UserError(f"{folder / 'config.json'}: {family.name} has no {error} there") from None
+    except UserError as error:
+        raise UserError(f"model.name={folder}: {error}") from None
+    except Exception as error:  # whatever transformers raises for values that do not go together
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{folder / 'config.json'}: {family.name} cannot be built from it: {reason}") from error
+    model.tie_weights()
+    merged = any(name.endswith(".experts.down_proj") for name in stored.names)
+    absent, dtypes = fill(model, list(family.parts(shapes(model), raw, merged)), stored, family)
+    mask = raw.get("mask_token_id")
+    if mask is None and family.mask_token_id is not None and family.mask_token_id < len(embedding(model)):
+        mask = family.mask_token_id
+    if mask is not None:
+        model.config.mask_token_id = mask
+    origin = {"family": family.name, "config": raw, "folder": str(folder.absolute()), "merged": merged}
+    setattr(model.config, ORIGIN, origin | {"absent": absent, "dtypes": dtypes})
+    return model
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family) -> tuple[list[str], dict[str, str]]:
+    """Copy every stored tensor to its places; returns the optional ones that are absent, and by `pattern` the dtypes
+    that are not the usual one."""
+    ours, where = tensors(model), defaultdict(list)
+    for part in parts:
+        where[part.theirs].append(part)
+    missing = [name for name in where if name not in stored.names]
+    absent = [name for name in missing if family.optional(name)]
+    if required := sorted(set(missing) - set(absent)):
+        more = f" and {len(required) - 1} more" if len(required) > 1 else ""
+        raise UserError(f"model.name={stored_in(stored)}: the checkpoint holds no {required[0]}{more}")
+    for name in absent:
+        for part in where[name]:
+            ours[part.ours][part.at].zero_()
+    found: dict[str, torch.dtype] = {}
+    for name, tensor in stored.tensors():
+        if name not in where:
+            if DERIVED.fullmatch(name) or (
+                model.config.tie_word_embeddings and family.rename("lm_head.weight", {}) == name
+            ):
+                continue
+            raise UserError(
+                f"{stored.file[name]}: holds {name}, for which {type(model).__name__}, as which {family.name} is run, "
+                f"has no place"
+            )
+        found[name] = tensor.dtype
+        for part in where[name]:
+            place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
+            if place.shape != piece.shape:
+                wanted = shape_of(where[name], ours)
+                raise UserError(
+                    f"{stored.file[name]}: {name} has the shape {list(tensor.shape)}, config.json says {wanted}"
+                )
+            place.copy_(piece)
+    usual = Counter(found.values()).most_common(1)[0][0]
+    own = {pattern(name): str(dtype).removeprefix("torch.") for name, dtype in found.items() if dtype != usual}
+    return absent, own
+
+
+def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> dict[str, Any]:
+    """Write a model with an origin as the folder that it came from: names, layout and dtypes of its tensors.
+
+    Returns its config.json, with sizes and the mask token as they are now, which is not yet written. shard: bytes.
+    """
+    from unmask.models.families import families
+
+    origin = origin_of(model)
+    if origin is None:
+        raise UserError("format=family writes the layout a model came from, and this one is transformers' own: use hf")
+    family, raw, ours = families[origin["family"]](), dict(origin["config"]), tensors(model)
+    where: dict[str, list[Part]] = defaultdict(list)
+    for part in family.parts(shapes(model), raw, origin["merged"]):
+        where[part.theirs].append(part)
+    for name in origin["absent"]:
+        if all(not ours[part.ours][part.at].any() for part in where[name]):
+            del where[name]
+    usual = embedding(model).dtype
+    dtype = {name: getattr(torch, origin["dtypes"].get(pattern(name), ""), usual) for name in where}
+    bytes_of = {name: _elements(where[name], ours) * dtype[name].itemsize for name in where}
+    _save(folder, where, ours, dtype, list(_groups(bytes_of, shard)))
+    rows = len(embedding(model))
+    if raw.get(family.vocabulary) is not None or family.vocabulary == "vocab_size":
+        raw[family.vocabulary] = rows
+    mask = getattr(model.config, "mask_token_id", None)
+    if mask not in (None, raw.get("mask_token_id"), family.mask_token_id):
+        raw["mask_token_id"] = mask
+    key = "torch_dtype" if "torch_dtype" in raw else "dtype"
+    if key in raw or usual != torch.float32:
+        raw[key] = str(usual).removeprefix("torch.")
+    source = Path(origin["folder"])
+    for glob in BESIDE:
+        for path in source.glob(glob):
+            shutil.copyfile(path, folder / path.name)
+    return raw
+
+
+@torch.no_grad()
+def _save(
+    folder: Path, where: dict[str, list[Part]], ours: dict[str, Tensor], dtype: dict[str, torch.dtype],
+    groups: list[list[str]],
+) -> None:  # fmt: skip
+    from safetensors.torch import save_file
+
+    table: dict[str, str] = {}
+    for number, names in enumerate(groups, 1):
+        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else "model.safetensors"
+        shard = {}
+        for name in names:
+            pieces = [ours[part.ours][part.at].detach() for part in where[name]]
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            shard[name] = whole.to("cpu", dtype[name]).clone(memory_format=torch.contiguous_format)
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        table |= dict.fromkeys(names, file)
+    if len(groups) > 1:
+        total = sum(_elements(where[name], ours) * dtype[name].itemsize for name in table)
+        index = {"metadata": {"total_size": total}, "weight_map": table}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _groups(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    held = 0
+    for name, size in sizes.items():
+        if names and held + size > limit:
+            yield names
+            names, held = [], 0
+        names.append(name)
+        held += size
+    yield names
+
+
+def _elements(parts: list[Part], ours: dict[str, Tensor]) -> int:
+    return sum(ours[part.ours][part.at].numel() for part in parts)
+
+
+def tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: tied tensors once, persistent buffers."""
+    names, stored = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}, model.state_dict()
+    return {name: tensor for name, tensor in stored.items() if name in names}
+
+
+def shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors(model).items()}
+
+
+def embedding(model: PreTrainedModel) -> Tensor:
+    return model.get_input_embeddings().weight
+
+
+def pattern(name: str) -> str:
+    """A tensor's name without the numbers of its layer and expert."""
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def shape_of(parts: list[Part], ours: dict[str, Tensor]) -> list[int]:
+    first = list(ours[parts[0].ours][parts[0].at].shape)
+    return first if parts[0].rows is None else [max(part.rows[1] for part in parts if part.rows), *first[1:]]
+
+
+def stored_in(stored: Stored) -> Path:
+    return next(iter(stored.file.values())).parent

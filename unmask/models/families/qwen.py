@@ -1,0 +1,60 @@
+"""Families that are Qwen2's, Qwen3's or Llama's modules under another name: Dream, SDAR, A2D, Fast-dLLM v2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unmask.models.families.layout import Family
+
+
+class Dream(Family):
+    """Dream 7B (2508.15487) and Dream-Coder: Qwen2, a row predicts the token after it."""
+
+    name, title = "dream", "Dream 7B"
+    types, architectures = ("Dream",), ("DreamModel",)
+    mask_token_id = 151666
+    objective = {"name": "mdlm", "variant": "dream"}
+
+    def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+        return self.kept(raw) | {"model_type": "qwen2"}
+
+
+class SDAR(Family):
+    """SDAR (2510.06303) and TraDo (2509.06949): Qwen3, blocks of four."""
+
+    name, title = "sdar", "SDAR, TraDo"
+    types, architectures = ("sdar",), ("SDARForCausalLM",)
+    mask_token_id = 151669
+    objective = {"name": "block_diffusion", "variant": "sdar", "block_size": 4}
+
+    def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+        return self.kept(raw) | {"model_type": "qwen3"}
+
+    def block_size(self, raw: dict[str, Any]) -> int | None:
+        return raw.get("block_size") or raw.get("block_length")
+
+
+class A2D(Family):
+    """Autoregressive Qwen2, Qwen3 and Llama that dLLM made diffusion models; their configs name no mask token."""
+
+    name, title = "a2d", "A2D (dLLM)"
+    types = ("a2d-qwen3", "a2d-qwen2", "a2d-llama")
+    objective = {"name": "mdlm", "variant": "llada"}
+
+    def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+        return self.kept(raw) | {"model_type": raw["model_type"].removeprefix("a2d-")}
+
+
+class FastDLLM(Family):
+    """Fast-dLLM v2 (2509.26328): Qwen2, blocks of `bd_size`, shifted."""
+
+    name, title = "fast_dllm_v2", "Fast-dLLM v2"
+    types, architectures = ("Fast_dLLM_Qwen",), ("Fast_dLLM_QwenForCausalLM",)
+    mask_token_id = 151665
+    objective = {"name": "fast_dllm_v2", "block_size": 32}
+
+    def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+        return self.kept(raw) | {"model_type": "qwen2"}
+
+    def block_size(self, raw: dict[str, Any]) -> int | None:
+        return raw.get("bd_size")
