@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from unmask.config import Config, ObjectiveConfig, Section, type_name
 from unmask.data import Reading
+from unmask.models.families import families
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 from unmask.tracking import trackers
@@ -117,6 +118,25 @@ def sampler_options() -> str:
 
 def reading_options() -> str:
     return markdown(rows(Reading), ("option", "takes", "default", "meaning"))
+
+
+def masks(family: Any) -> str:
+    """The mask tokens of a family, by the model types that have one of their own."""
+    own = {kind: family().mask({"model_type": kind}) for kind in family.types}
+    return ", ".join(dict.fromkeys(str(mask) for mask in own.values() if mask is not None))
+
+
+def foreign() -> str:
+    """The families of checkpoints: how their configs name them, what computes them, what they were trained by."""
+    table = []
+    for name in families.names():
+        family = families[name]
+        options = dict(family.objective)
+        named = [options.pop("name"), *(f"{key}={value}" for key, value in options.items() if key != "block_size")]
+        own = ", ".join(f"`{kind}`" for kind in [*family.types, *family.architectures])
+        size = str(options.get("block_size", ""))
+        table.append([family.title, own, masks(family), size, " ".join(named)])
+    return markdown(table, ("models", "model_type or architectures", "mask token", "block size", "objective"))
 
 
 def parallelism() -> str:
@@ -223,6 +243,7 @@ TABLES = {
     "trackers": tracker_options,
     "reading": reading_options,
     "parallelism": parallelism,
+    "families": foreign,
     "sharding": sharding,
     "tensor": tensor,
     "pipeline": pipeline,

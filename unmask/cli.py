@@ -406,7 +406,9 @@ def export(
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     format: Annotated[
         str | None,
-        typer.Option(help="hf: a transformers folder (adapters merged); peft: adapters alone."),
+        typer.Option(
+            help="hf: a transformers folder (adapters merged); family: the layout the model came in; peft: adapters."
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,

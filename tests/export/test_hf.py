@@ -76,14 +76,14 @@ def test_what_is_refused(tmp_path):
         export(tmp_path / "model", tmp_path / "full")
     with pytest.raises(UserError, match="is a file"):
         export(tmp_path / "model", tmp_path / "full" / "thesis.txt")
-    with pytest.raises(UserError, match="unknown format 'gguf'; known: hf"):
+    with pytest.raises(UserError, match="unknown format 'gguf'; known: family, hf"):
         export(tmp_path / "model", tmp_path / "new", format="gguf")
     with pytest.raises(UserError, match="no such checkpoint folder"):
         export(tmp_path / "absent", tmp_path / "new")
     assert export(tmp_path / "model", tmp_path / "full", force=True) == tmp_path / "full"
     assert (tmp_path / "full" / "thesis.txt").read_text() == "keep me"
     assert open_model(tmp_path / "full").mask_token_id == MASK
-    assert formats.names() == ["hf", "peft"]
+    assert formats.names() == ["family", "hf", "peft"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])

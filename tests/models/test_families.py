@@ -17,8 +17,11 @@ from unmask.errors import UserError
 from unmask.export import export
 from unmask.models import load
 from unmask.models.checkpoints import open_model
+from unmask.models.families import families
 from unmask.models.families import folder as folders
 from unmask.sampling import sample
+from unmask.sampling.options import Options
+from unmask.sampling.session import Session
 
 IDS = torch.tensor([5, 3, 39, 39, 17, 8, 2, 30, 39, 4, 11])
 
@@ -137,6 +140,18 @@ def test_a_run_goes_back_to_the_layout_it_came_from(name, tmp_path):
     stock = export(summary.checkpoint, tmp_path / "stock", format="hf")
     assert torch.equal(logits(open_model(stock).model), logits(again.model))
     assert "origin" not in json.loads((stock / "config.json").read_text())
+
+
+def test_end_tokens_of_a_family_end_an_answer(tmp_path, monkeypatch):
+    opened = open_model(write(tmp_path, published.llada()))
+    monkeypatch.setattr(families["llada"], "end_tokens", (7, 126348))  # the second is of a larger vocabulary
+    session = Session(opened.model, None, Options(), opened.objective.decoding)
+    assert session.ends == {7}
+
+
+def test_a2d_masks_are_those_of_their_bases():
+    masks = {kind: families["a2d"]().mask({"model_type": kind}) for kind in families["a2d"].types}
+    assert masks == {"a2d-qwen3": 151669, "a2d-qwen2": 151665, "a2d-llama": None}
 
 
 REFUSED = {

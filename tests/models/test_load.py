@@ -258,7 +258,7 @@ def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
     weights.write_bytes(b"")
     assert "a file must be .gguf; for safetensors name the folder" in sentence(weights)
     (tmp_path / "config.json").write_text('{"model_type": "nothing_we_know"}')
-    assert "transformers cannot load it" in sentence(tmp_path)
+    assert "model_type='nothing_we_know', which transformers does not know" in sentence(tmp_path)
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF but not really")
     assert f"model.name={broken}: transformers cannot load it" in sentence(broken)

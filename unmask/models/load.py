@@ -172,7 +172,7 @@ def _check_type(folder: Path, raw: dict[str, Any]) -> None:
         known = ", ".join(families[name].title for name in families.names())
         raise UserError(
             f"model.name={folder}: config.json has model_type={kind!r}, which transformers does not know and code in "
-            f"the folder is not run; beside its models these are: {known}"
+            f"the folder is not run; of other models these are known: {known}"
         )
 
 

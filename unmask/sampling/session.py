@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
+from unmask.models import families
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
@@ -90,7 +91,7 @@ class Session:
         if self.method == "canvas":
             own = getattr(model.generation_config, "eos_token_id", None) or own
         self.ends = frozenset([] if own is None else own if isinstance(own, list) else [own])
-        self.end_with(end_tokens)
+        self.end_with([*end_tokens, *families.end_tokens(model)])
 
     def end_with(self, tokens: Sequence[int]) -> None:
         """Let these tokens, too, end a continuation."""

@@ -52,6 +52,15 @@ def origin_of(model: PreTrainedModel) -> dict[str, Any] | None:
     return getattr(model.config, ORIGIN, None)
 
 
+def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that end an answer of a foreign model beside its tokeniser's EOS."""
+    from unmask.models.families import families
+
+    origin = origin_of(model)
+    known = families[origin["family"]].end_tokens if origin else ()
+    return tuple(token for token in known if token < len(embedding(model)))
+
+
 class Stored:
     """The tensors of a folder of safetensors, by name; files are opened one at a time."""
 
@@ -114,8 +123,8 @@ def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.
     merged = any(name.endswith(".experts.down_proj") for name in stored.names)
     absent, dtypes = fill(model, list(family.parts(shapes(model), raw, merged)), stored, family)
     mask = raw.get("mask_token_id")
-    if mask is None and family.mask_token_id is not None and family.mask_token_id < len(embedding(model)):
-        mask = family.mask_token_id
+    if mask is None and (usual := family.mask(raw)) is not None and usual < len(embedding(model)):
+        mask = usual
     if mask is not None:
         model.config.mask_token_id = mask
     origin = {"family": family.name, "config": raw, "folder": str(folder.absolute()), "merged": merged}
@@ -188,7 +197,7 @@ def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> di
     if raw.get(family.vocabulary) is not None or family.vocabulary == "vocab_size":
         raw[family.vocabulary] = rows
     mask = getattr(model.config, "mask_token_id", None)
-    if mask not in (None, raw.get("mask_token_id"), family.mask_token_id):
+    if mask not in (None, raw.get("mask_token_id"), family.mask(raw)):
         raw["mask_token_id"] = mask
     key = "torch_dtype" if "torch_dtype" in raw else "dtype"
     if key in raw or usual != torch.float32:
@@ -213,8 +222,9 @@ def _save(
         shard = {}
         for name in names:
             pieces = [ours[part.ours][part.at].detach() for part in where[name]]
-            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            shard[name] = whole.to("cpu", dtype[name]).clone(memory_format=torch.contiguous_format)
+            whole = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to("cpu", dtype[name])
+            # One of a stack of experts shares their memory, which safetensors refuses.
+            shard[name] = whole.clone(memory_format=torch.contiguous_format) if where[name][0].at else whole
         save_file(shard, folder / file, metadata={"format": "pt"})
         table |= dict.fromkeys(names, file)
     if len(groups) > 1:

@@ -69,6 +69,10 @@ class Family:
         """The block size that config.json names, if any."""
         return None
 
+    def mask(self, raw: dict[str, Any]) -> int | None:
+        """The mask token of a model whose config.json names none."""
+        return self.mask_token_id
+
     def kept(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The fields that have the same name in both configurations and a value."""
         return {name: raw[name] for name in self.fields if raw.get(name) is not None}

@@ -44,6 +44,9 @@ class A2D(Family):
     def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
         return self.kept(raw) | {"model_type": raw["model_type"].removeprefix("a2d-")}
 
+    def mask(self, raw: dict[str, Any]) -> int | None:
+        return {"a2d-qwen3": 151669, "a2d-qwen2": 151665}.get(raw["model_type"])
+
 
 class FastDLLM(Family):
     """Fast-dLLM v2 (2509.26328): Qwen2, blocks of `bd_size`, shifted."""
