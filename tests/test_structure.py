@@ -19,13 +19,14 @@ FILE_LINES = 600
 FUNCTION_LINES = 80
 ARGUMENTS = 7
 
-LEAF = {"errors", "registry", "config", "hardware"}
+LEAF = {"errors", "registry", "config", "hardware", "hf"}
 MODELS = LEAF | {"rows", "kernels", "objectives", "attention", "models"}
 #: What each part of the package may import of the others. "unmask" is the public API, unmask/__init__.py.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "registry": {"errors"},
     "hardware": set(),
+    "hf": {"errors"},
     "config": {"errors", "registry"},
     "tracking": LEAF,
     "rows": LEAF,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UserError
+from unmask.hf import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -93,11 +94,11 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
     try:
         if path.is_dir():
-            return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            return open_tokenizer(path)
         if path.suffix == ".gguf":
             return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
         if (path.parent / "tokenizer_config.json").exists():
-            return AutoTokenizer.from_pretrained(str(path.parent), local_files_only=True)
+            return open_tokenizer(path.parent)
         return PreTrainedTokenizerFast(tokenizer_file=str(path))
     except Exception as error:  # whatever a malformed file makes these libraries raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__

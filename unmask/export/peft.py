@@ -13,6 +13,7 @@ from pathlib import Path
 from unmask.errors import UserError
 from unmask.models import lora
 from unmask.models.checkpoints import ADAPTERS, OpenModel
+from unmask.models.families import origin_of
 
 CARD = """\
 # Adapters of a diffusion language model trained with unmask
@@ -24,6 +25,20 @@ They go onto `{base}`:
     model = PeftModel.from_pretrained(base, "{folder}")
 
 To sample: `unmask sample {folder} --prompt "..."`. The whole model: `unmask export {folder} OUT --format hf`.
+"""
+
+
+#: Of a base that transformers does not open.
+FOREIGN_CARD = """\
+# Adapters of a diffusion language model trained with unmask
+
+They go onto `{base}`, under the names that transformers' module has for its weights. To open them with peft, write the
+base in that layout first:
+
+    unmask export {base} BASE --format hf
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE"), "{folder}")
+
+To sample: `unmask sample {folder} --prompt "..."`. The whole model: `unmask export {folder} OUT --format family`.
 """
 
 
@@ -55,5 +70,5 @@ def write(opened: OpenModel, folder: Path) -> None:
     if opened.tokenizer is not None:
         opened.tokenizer.save_pretrained(folder)
     rows = model.get_input_embeddings().weight.shape[0]
-    card = CARD.format(base=settings.name, rows=rows, folder=folder.name)
+    card = (FOREIGN_CARD if origin_of(model) else CARD).format(base=settings.name, rows=rows, folder=folder.name)
     (folder / "README.md").write_text(card, encoding="utf-8")

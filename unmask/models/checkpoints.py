@@ -25,10 +25,11 @@ import torch
 from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
+from unmask.hf import open_tokenizer, read_config
 from unmask.models import lora
 from unmask.models.families import family_of
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows, read_config
+from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows
 from unmask.objectives import Objective, build, rebuild
 
 if TYPE_CHECKING:
@@ -213,7 +214,6 @@ def _check_device(name: str) -> None:
 
 
 def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenModel:
-    from transformers import AutoTokenizer
 
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
@@ -227,7 +227,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     if config.model.fused:
         fuse(model)
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
+    tokenizer = open_tokenizer(folder / "hf") if has_tokenizer else None
     mask = getattr(model.config, "mask_token_id", None)
     objective = rebuild(config.objective.name, state["objective"]).bind(model, tokenizer, mask)
     settings = config.model if config.model.lora.rank else None
@@ -251,14 +251,13 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
     """The base that a folder of adapters names, with them."""
     from safetensors.torch import load_file
-    from transformers import AutoTokenizer
 
     recorded = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
     fields = recorded["model"] | {"mask_token_id": recorded["mask_token_id"]} | ({"dtype": dtype} if dtype else {})
     settings, file = ModelConfig.parse(fields, str(folder / ADAPTERS)), folder / "adapter_model.safetensors"
     tokenizer = None
     if (folder / "tokenizer_config.json").exists():
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = open_tokenizer(folder)
     model, tokenizer, mask = load(settings, tokenizer, device=device)
     lora.load_state(model, settings.lora, load_file(file, device=device), str(file))
     objective = rebuild(recorded["objective"]["name"], recorded["objective"]["options"])

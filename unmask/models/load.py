@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
+from unmask.hf import is_known, open_tokenizer, read_config
 from unmask.models import experts, lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
@@ -165,32 +165,17 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
 
 def _check_type(folder: Path, raw: dict[str, Any]) -> None:
     """UserError for a model type that neither transformers nor a family of ours runs; remote code is never run."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if not is_known(raw):
         known = ", ".join(families[name].title for name in families.names())
         raise UserError(
-            f"model.name={folder}: config.json has model_type={kind!r}, which transformers does not know and code in "
-            f"the folder is not run; of other models these are known: {known}"
+            f"model.name={folder}: config.json has model_type={raw.get('model_type')!r}, which transformers does not "
+            f"know and code in the folder is not run; of other models these are known: {known}"
         )
 
 
 def _type_of(folder: Path) -> str:
     """The model type that a folder's config.json gives, "" without one."""
     return read_config(folder).get("model_type", "") if (folder / "config.json").exists() else ""
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; UserError where it is none."""
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: holds no JSON object")
-    return raw
 
 
 def _own_tokenizer(path: Path) -> Any:
@@ -201,7 +186,7 @@ def _own_tokenizer(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return open_tokenizer(path)
 
 
 def _first_line(error: Exception) -> str:

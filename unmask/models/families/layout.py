@@ -52,7 +52,7 @@ class Family:
     fields: ClassVar[tuple[str, ...]] = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range",
-        "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "attention_bias",
+        "rms_norm_eps", "tie_word_embeddings", "rope_parameters", "attention_bias",
         "pad_token_id", "bos_token_id", "eos_token_id",
     )  # fmt: skip
     #: Its name of the field that holds the rows of the embedding.
@@ -75,7 +75,8 @@ class Family:
 
     def kept(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The fields that have the same name in both configurations and a value."""
-        return {name: raw[name] for name in self.fields if raw.get(name) is not None}
+        found = {name: raw[name] for name in self.fields if raw.get(name) is not None}
+        return {"rope_parameters": rotary(raw)} | found
 
     def rename(self, ours: str, raw: dict[str, Any]) -> str:
         """transformers' name of a tensor, its experts one by one, in the family's own terms."""
@@ -120,6 +121,15 @@ def _atoms(name: str, shape: tuple[int, ...], merged: bool) -> Iterator[tuple[st
             continue
         for expert in range(shape[0]):
             yield f"{prefix}.{expert}.{projection}.weight", (expert, within)
+
+
+def rotary(raw: dict[str, Any]) -> dict[str, Any]:
+    """transformers' `rope_parameters` of the older fields: rope_theta and rope_scaling."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(raw.get("rope_theta") or 10000.0)}
+    scaling = dict(raw.get("rope_scaling") or {})
+    if "type" in scaling:
+        scaling["rope_type"] = scaling.pop("type")
+    return found | scaling
 
 
 def refuse(where: str, raw: dict[str, Any], wanted: dict[str, tuple[Any, ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.models.families.layout import Family, refuse
+from unmask.models.families.layout import Family, refuse, rotary
 
 #: From a layer of transformers to one of LLaDA's blocks.
 _BLOCK = (
@@ -62,7 +62,7 @@ class LLaDA(Family):
             "num_key_value_heads": pairs,
             "max_position_embeddings": raw.get("max_sequence_length") or 1024,
             "rms_norm_eps": raw.get("rms_norm_eps") or 1e-5,
-            "rope_theta": raw.get("rope_theta") or 10000.0,
+            "rope_parameters": rotary(raw),
             "tie_word_embeddings": bool(raw.get("weight_tying")),
             **{key: raw[key] for key in ("pad_token_id", "bos_token_id", "eos_token_id") if raw.get(key) is not None},
         }
@@ -139,7 +139,7 @@ class LLaDA2(Family):
             "head_dim": raw.get("head_dim") or raw["hidden_size"] // heads,
             "attention_bias": any(".query_key_value.bias" in name for name in names),
             "use_qk_norm": any(".query_layernorm." in name for name in names),
-            "partial_rotary_factor": _or(raw.get("partial_rotary_factor"), 0.5),
+            "rope_parameters": rotary(raw) | {"partial_rotary_factor": _or(raw.get("partial_rotary_factor"), 0.5)},
             "n_routed_experts": raw["num_experts"],
             "n_shared_experts": raw["num_shared_experts"],
             "num_experts_per_tok": raw["num_experts_per_tok"],
