@@ -422,6 +422,25 @@ def export(
 
 
 @app.command()
+def convert(
+    model: Annotated[Path, typer.Argument(help="A transformers folder, or a .gguf file.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    objective: Annotated[str, typer.Option(help="fast_dllm_v2, block_diffusion, i_dlm or nemotron.")] = "fast_dllm_v2",
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32,
+    mask_token: Annotated[str | None, typer.Option(help="A token, known or new, or an id; else chosen.")] = None,
+    anneal: Annotated[str | None, typer.Option(help="causal: the attention in blocks; block-size: the blocks.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make a diffusion model of an autoregressive one: mask token, config, and the run that trains it."""
+    from unmask.convert import convert as run
+
+    options: dict[str, Any] = {"mask_token": mask_token, "anneal": anneal, "force": force}
+    made = run(model, output, objective=objective, block_size=block_size, **options)
+    print(json.dumps(made.facts()) if as_json else made.sentence())
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],
     by: Annotated[str, typer.Option(help="Where to compare losses: at equal `step` or equal `tokens`.")] = "step",

@@ -54,7 +54,7 @@ def load(
     dtype = getattr(torch, config.dtype)
     if config.name:
         model = _from_checkpoint(Path(config.name), dtype)
-        tokenizer = tokenizer or _own_tokenizer(Path(config.name))
+        tokenizer = tokenizer or own_tokenizer(Path(config.name))
     elif config.config:
         model = _from_config(config.config, dtype, seed, vocab_size)
     else:
@@ -164,7 +164,7 @@ def _type_of(folder: Path) -> str:
     return json.loads(path.read_text(encoding="utf-8")).get("model_type", "") if path.exists() else ""
 
 
-def _own_tokenizer(path: Path) -> Any:
+def own_tokenizer(path: Path) -> Any:
     """The tokeniser that lies with the checkpoint, or None."""
     from transformers import AutoTokenizer
 
