@@ -136,6 +136,9 @@ def test_a_diffusion_model_and_a_full_folder_are_refused(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["block_size"] == 32
     with pytest.raises(UserError, match="is a diffusion model already"):
         convert(tmp_path / "dlm", tmp_path / "again")
+    causal = json.loads((base / "config.json").read_text()) | {"unmask": {"name": "ar"}, "mask_token_id": 5}
+    (base / "config.json").write_text(json.dumps(causal))
+    assert convert(base, tmp_path / "exported").mask_token_id == 5, "an export of an autoregressive run"
     with pytest.raises(UserError, match="is there already"):
         convert(base, tmp_path / "dlm")
     with pytest.raises(UserError, match="no such folder"):

@@ -96,7 +96,8 @@ def convert(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
         raise UserError(f"{folder}: is there already; name another folder, or overwrite it with --force")
     fields = _fields(source)
-    if "unmask" in fields or fields.get("mask_token_id") is not None:
+    record = fields.get("unmask")
+    if record["name"] != "ar" if record else fields.get("mask_token_id") is not None:
         raise UserError(f"{source}: is a diffusion model already (it has a mask token): train from it with model.name")
     tokenizer = own_tokenizer(source) if source.exists() else None
     requested = _requested(mask_token, tokenizer)
