@@ -115,7 +115,10 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"model.name={path}: a file must be .gguf; for safetensors name the folder")
+        from transformers import GgufConfig
+
         folder, options["gguf_file"] = path.parent, path.name
+        options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
     try:
