@@ -235,7 +235,7 @@ def experts() -> str:
 
 
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
-BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2", "diffusion_gemma")
+BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2", "i_dlm", "diffusion_gemma")
 TABLES = {
     "configuration": configuration,
     "objectives": objective_options,

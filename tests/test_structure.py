@@ -45,9 +45,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The top: a program that uses the API, the command line, and the API itself.
     "demo": MODELS | {"unmask", "data", "sampling", "evaluation", "export", "tracking"},
     "doctor": MODELS | {"unmask"},
+    "convert": MODELS | {"export"},
     "cli": MODELS
     | {"unmask", "data", "parallel", "sampling", "evaluation", "export", "tracking", "training"}
-    | {"demo", "doctor", "recipes", "completion"},
+    | {"convert", "demo", "doctor", "recipes", "completion"},
     "__main__": {"cli"},
     "unmask": MODELS | {"data", "parallel", "sampling", "evaluation", "export", "tracking", "training"},
 }

@@ -423,6 +423,32 @@ def export(
     print(json.dumps(facts(folder)) if as_json else folder)
 
 
+@dataclass
+class Convert:
+    """How `convert` makes a diffusion model."""
+
+    objective: Annotated[str, typer.Option(help="fast_dllm_v2, block_diffusion, i_dlm or nemotron.")] = "fast_dllm_v2"
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32
+    mask_token: Annotated[str | None, typer.Option(help="A token, known or new, or an id; else chosen.")] = None
+    anneal: Annotated[str | None, typer.Option(help="causal: the attention in blocks; block-size: the blocks.")] = None
+
+
+@app.command()
+@grouped
+def convert(
+    model: Annotated[Path, typer.Argument(help="A transformers folder, or a .gguf file.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    how: Convert,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make a diffusion model of an autoregressive one: mask token, config, and the run that trains it."""
+    from unmask.convert import convert as run
+
+    made = run(model, output, **vars(how), force=force)
+    print(json.dumps(made.facts()) if as_json else made.sentence())
+
+
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],

@@ -22,6 +22,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "block_diffusion (causal clean)": {"name": "block_diffusion", "block_size": 4, "clean": "causal"},
     "fast_dllm_v2": {"name": "fast_dllm_v2", "block_size": 8},
 }
+#: Proven in test_hybrids.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "i_dlm": {"name": "i_dlm", "block_size": 8},
+    "nemotron": {"name": "block_diffusion", "variant": "nemotron", "block_size": 8},
+    "annealed": {"name": "fast_dllm_v2", "block_size": 8, "anneal": 0.5},
+}
 #: Not of the table: its noise window follows from the evaluations.
 CLIP_AUTO = {"name": "block_diffusion", "block_size": 8, "clip": "auto"}
 
@@ -156,7 +162,7 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
     from unmask.models.checkpoints import open_model
     from unmask.training.trainer import Trainer
 
-    objective = {**OBJECTIVES, **GEMMA, "clip auto": CLIP_AUTO}[case.objective]
+    objective = {**OBJECTIVES, **GEMMA, **HYBRIDS, "clip auto": CLIP_AUTO}[case.objective]
     settings = config(Path(path), *case.overrides(), objective=objective, model=MODELS[case.model])
     evaluated = settings.evaluation.every or None
     trainer = Trainer(config=settings, callbacks=[stop_at(stop)] if stop else [])

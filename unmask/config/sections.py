@@ -217,6 +217,8 @@ class EvaluationConfig(Section):
     draws: int = Field(default=1, ge=1)
     #: Evaluate the averaged weights where training.ema keeps them.
     ema: bool = True
+    #: Also the exact next-token likelihood, as an autoregressive model: a check on what a conversion keeps.
+    ar: bool = False
 
 
 class ProfileConfig(Section):

@@ -50,7 +50,7 @@ def export(
     own = "family" if origin_of(opened.model) else "hf"
     write = formats[format or (own if opened.settings is None else "peft")]
     try:
-        with _filled(folder) as staged:
+        with filled(folder) as staged:
             write(opened, staged)
     except Exception as error:
         if refusal := disk_refusal(error):
@@ -66,7 +66,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _filled(folder: Path) -> Iterator[Path]:
+def filled(folder: Path) -> Iterator[Path]:
     """A folder of the same name to write into, beside `folder`, whose files move there once they are complete."""
     hidden = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     staged = hidden / folder.name

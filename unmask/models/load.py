@@ -55,7 +55,7 @@ def load(
     dtype = getattr(torch, config.dtype)
     if config.name:
         model = _from_checkpoint(Path(config.name), dtype)
-        tokenizer = tokenizer or _own_tokenizer(Path(config.name))
+        tokenizer = tokenizer or own_tokenizer(Path(config.name))
     elif config.config:
         model = _from_config(config.config, dtype, seed, vocab_size)
     else:
@@ -116,7 +116,10 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"model.name={path}: a file must be .gguf; for safetensors name the folder")
+        from transformers import GgufConfig
+
         folder, options["gguf_file"] = path.parent, path.name
+        options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
     elif (family := family_of(raw := read_config(path))) is not None:
@@ -178,7 +181,7 @@ def _type_of(folder: Path) -> str:
     return read_config(folder).get("model_type", "") if (folder / "config.json").exists() else ""
 
 
-def _own_tokenizer(path: Path) -> Any:
+def own_tokenizer(path: Path) -> Any:
     """The tokeniser that lies with the checkpoint, or None."""
     from transformers import AutoTokenizer
 

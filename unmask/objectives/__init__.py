@@ -13,6 +13,7 @@ objectives = Registry(
         "mdlm": "unmask.objectives.mdlm:MDLM",
         "block_diffusion": "unmask.objectives.block_diffusion:BlockDiffusion",
         "fast_dllm_v2": "unmask.objectives.fast_dllm_v2:FastDLLMv2",
+        "i_dlm": "unmask.objectives.i_dlm:IDLM",
         "diffusion_gemma": "unmask.objectives.diffusion_gemma:DiffusionGemma",
     },
 )

@@ -17,6 +17,14 @@ of the dllm library (one level per sequence, weight 1 / (t + 1e-6)).
 | sdar    | per document                    | (1e-3, 1)  | inverse | supervised  | at least one mask; block 4         |
 | llada2  | per document                    | (0.3, 0.8) | flat    | masked      | pre-training takes (1e-3, 1)       |
 | a2d     | per document                    | (1e-3, 1)  | inverse | supervised  | weight_offset 1e-6                 |
+| nemotron | per block                      | (1e-3, 1)  | inverse | scored      | AR loss on the clean rows too      |
+
+With `clean_loss` the clean rows, which must then be causal, are also trained as the autoregressive model that they are:
+
+    loss = noisy_loss * (the loss above) + clean_loss * sum over clean rows i of -log p(x_{i+1} | x_0 .. x_i) / the same
+
+Both count the same tokens, every supervised one but position 0, so that each is a mean (`nemotron`, and without noise
+`i_dlm`).
 """
 
 from __future__ import annotations
@@ -27,7 +35,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from unmask.objectives.base import Decoding, Objective, needs_mask
+from unmask.objectives.annealing import Annealed
+from unmask.objectives.base import Decoding, needs_mask
 from unmask.objectives.block_schedule import BlockSize, Phase, checked, size_at
 from unmask.objectives.clip import FULL, best_clip
 from unmask.objectives.denominators import Counts, Denominator, share
@@ -36,7 +45,7 @@ from unmask.objectives.masking import at_least_one, bernoulli, exact_count, redr
 from unmask.objectives.noise import MASK, generator
 from unmask.objectives.schedule import Schedule, likelihood_weight, mask_probability
 from unmask.objectives.streams import Grid, clean_stream, noisy_stream, scored
-from unmask.rows import IGNORE, Document, Rows, assemble
+from unmask.rows import IGNORE, Document, Rows, Stream, assemble
 
 
 def _window(value: Any) -> Any:
@@ -54,7 +63,7 @@ def _window(value: Any) -> Any:
 Window = Annotated[tuple[float, float], BeforeValidator(_window)]
 
 
-class BlockDiffusion(Objective):
+class BlockDiffusion(Annealed):
     """Block diffusion; `variant` sets the defaults of the table above."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -74,6 +83,16 @@ class BlockDiffusion(Objective):
             "exclude_mask": False,
         },
         "a2d": {"noise_levels": "document", "weight": "inverse", "weight_offset": 1e-6, "exclude_mask": False},
+        "nemotron": {
+            "noise_levels": "block",
+            "weight": "inverse",
+            "exclude_mask": False,
+            "clean": "causal",
+            "keep_first": True,
+            "denominator": "scored",
+            "noisy_loss": 0.3,
+            "clean_loss": 1.0,
+        },
     }
 
     #: Whose recipe: sets the defaults of the other options.
@@ -106,11 +125,22 @@ class BlockDiffusion(Objective):
     keep_first: bool = False
     #: Which clean rows a clean row sees: up to the end of its block, or only those before it and itself.
     clean: Literal["block_causal", "causal"] = "block_causal"
+    #: Weight of the noisy blocks' loss (Nemotron: 0.3).
+    noisy_loss: float = Field(default=1.0, gt=0)
+    #: Weight of the autoregressive loss on causal clean rows; 0: they are context only (Nemotron: 1).
+    clean_loss: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> BlockDiffusion:
         if self.block_schedule is not None:
             checked(self.block_schedule)
+        if self.clean_loss and (self.clean, self.keep_first, self.denominator) != ("causal", True, "scored"):
+            raise ValueError(
+                "clean_loss trains causal clean rows over the same tokens as the noisy blocks: it needs clean: causal, "
+                "keep_first: true and denominator: scored (variant: nemotron sets them)"
+            )
+        if self.clean_loss and "full" in {self.block_size, *(phase.size for phase in self.block_schedule or ())}:
+            raise ValueError("clean_loss needs clean rows, and blocks of size full have none")
         return self
 
     def unused(self) -> dict[str, str]:
@@ -149,13 +179,18 @@ class BlockDiffusion(Objective):
 
     def at(self, step: int, steps: int) -> BlockDiffusion:
         """The objective with the block size that block_schedule gives `step` of `steps`."""
+        present = super().at(step, steps)
         if self.block_schedule is None:
-            return self
-        return self.model_copy(update={"block_size": size_at(self.block_schedule, step, steps), "block_schedule": None})
+            return present
+        size = size_at(self.block_schedule, step, steps)
+        return present.model_copy(update={"block_size": size, "block_schedule": None})
 
     def moving(self, step: int, steps: int) -> dict[str, Any]:
-        """The block size under a block_schedule."""
-        return {} if self.block_schedule is None else {"block_size": size_at(self.block_schedule, step, steps)}
+        """The block size under a block_schedule, and what `anneal` moves."""
+        moving = super().moving(step, steps)
+        if self.block_schedule is not None:
+            moving["block_size"] = size_at(self.block_schedule, step, steps)
+        return moving
 
     def reclip(self, level: np.ndarray, loss: np.ndarray) -> BlockDiffusion:
         """With `clip: auto`, the objective with the window of lowest loss variance; otherwise itself."""
@@ -188,15 +223,25 @@ class BlockDiffusion(Objective):
             )
             scale, count = share(self.denominator, counts, self.draws)
             token = np.where(mask, mask_token, document.token)
-            noisy = noisy_stream(token, label, scale * weight, grid, context)
-            streams.append((clean_stream(document, clean_size) if context else None, noisy))
+            noisy = noisy_stream(token, label, self.noisy_loss * scale * weight, grid, context, self.ahead)
+            streams.append((self._clean(document, clean_size) if context else None, noisy))
             total += count
         return assemble(streams, total)
 
     def evaluation(self) -> BlockDiffusion:
         """See BlockDiffusionBound."""
-        given = self.model_dump() | {"denominator": "scored", "noise_levels": "stratified"}
+        alone = {"noisy_loss": 1.0, "clean_loss": 0.0}
+        given = self.model_dump() | {"denominator": "scored", "noise_levels": "stratified"} | alone
         return BlockDiffusionBound(**given, mask_token_id=self.mask_token_id)
+
+    def _clean(self, document: Document, size: int) -> Stream:
+        """The clean rows, in blocks of `size`; with clean_loss each predicts the next supervised token."""
+        if not self.clean_loss:
+            return clean_stream(document, size)
+        target = document.supervised[None]
+        weight = np.full(target.shape, self.clean_loss * self.draws)
+        label, weight = scored(document.token, target, weight, shift=True)
+        return clean_stream(document, size, label[0], weight[0])
 
     def _candidate(self, document: Document) -> np.ndarray:
         """The tokens that may be masked, bool [n]."""

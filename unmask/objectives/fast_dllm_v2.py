@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from unmask.objectives.base import Decoding, Objective, needs_mask
+from unmask.objectives.annealing import Annealed
+from unmask.objectives.base import Decoding, needs_mask
 from unmask.objectives.levels import independent, stratified
 from unmask.objectives.masking import bernoulli, exact_count
 from unmask.objectives.noise import MASK, uniform
@@ -26,7 +27,7 @@ from unmask.objectives.streams import Grid, clean_stream, following, noisy_strea
 from unmask.rows import Document, Rows, assemble
 
 
-class FastDLLMv2(Objective):
+class FastDLLMv2(Annealed):
     """Complementary views of every block; `draws` counts independent pairs of views, each in the denominator."""
 
     #: Tokens in a block.
@@ -61,7 +62,7 @@ class FastDLLMv2(Objective):
             views = np.concatenate([mask, candidate & ~mask])  # [2 * draws, n]
             label, weight = scored(document.token, views, np.ones(views.shape), shift=True)
             token = np.where(views, mask_token, document.token)
-            noisy = noisy_stream(token, label, weight, Grid.over(target, self.block_size), context=True)
+            noisy = noisy_stream(token, label, weight, Grid.over(target, self.block_size), True, self.ahead)
             streams.append((clean_stream(document, self.block_size), noisy))
             total += self.draws * float(target.sum())
         return assemble(streams, total)
@@ -89,6 +90,11 @@ class FastDLLMv2Bound(FastDLLMv2):
     def evaluation(self) -> FastDLLMv2:
         return self
 
+    @property
+    def clean_size(self) -> int:
+        """Blocks of the clean rows: 1 is causal."""
+        return self.block_size
+
     def rows(self, documents: Sequence[Document], seed: int, levels: Sequence[Any] | None = None) -> Rows:
         levels = self.levels(documents, seed) if levels is None else levels
         mask_token, streams, total = needs_mask(self), [], 0.0
@@ -101,7 +107,7 @@ class FastDLLMv2Bound(FastDLLMv2):
             noisy = noisy_stream(np.where(mask, mask_token, document.token), label, weight, grid, context=True)
             first = (document.supervised & ~rest)[None]
             label, weight = scored(document.token, first, np.full(first.shape, float(self.draws)), shift=True)
-            streams.append((clean_stream(document, self.block_size, label[0], weight[0]), noisy))
+            streams.append((clean_stream(document, self.clean_size, label[0], weight[0]), noisy))
             total += self.draws * float(following(document.supervised).sum())
         return assemble(streams, total)
 

@@ -15,7 +15,7 @@ al. 2410.17891.
 | llada       | uniform    | 1e-3 | inverse | tokens      | no    | 1 % of documents cut to a random length         |
 | llada_sft   | uniform    | 1e-3 | inverse | document    | no    |                                                 |
 | dream       | uniform    | 0    | cart    | masked      | yes   | cart_q 0.8 is the paper's, 0.1 the shipped code |
-| diffullama  | uniform    | 1e-3 | inverse | masked      | yes   | its attention annealing is not part of this     |
+| diffullama  | uniform    | 1e-3 | inverse | masked      | yes   | `anneal` is its attention annealing             |
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from unmask.objectives.base import Decoding, Objective, needs_mask
+from unmask.objectives.annealing import Annealed
+from unmask.objectives.base import Decoding, needs_mask
 from unmask.objectives.cart import cart
 from unmask.objectives.denominators import Counts, Denominator, share
 from unmask.objectives.levels import independent, stratified
@@ -38,7 +39,7 @@ from unmask.objectives.streams import Grid, following, noisy_stream, scored
 from unmask.rows import IGNORE, Document, Rows, assemble
 
 
-class MDLM(Objective):
+class MDLM(Annealed):
     """Masked diffusion over whole documents; `variant` sets the defaults of the table above."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -110,7 +111,7 @@ class MDLM(Objective):
             counts = Counts(len(document), int(supervised.sum()), int(predictable.sum()), int((label != IGNORE).sum()))
             scale, count = share(self.denominator, counts, self.draws)
             token = np.where(mask, mask_token, document.token)
-            streams.append((None, noisy_stream(token, label, scale * weight, grid, context=False)))
+            streams.append((None, noisy_stream(token, label, scale * weight, grid, False, self.ahead)))
             total += count
         return assemble(streams, total)
 

@@ -53,16 +53,21 @@ def clean_stream(
     )
 
 
-def noisy_stream(token: np.ndarray, label: np.ndarray, weight: np.ndarray, grid: Grid, context: bool) -> Stream | None:
+def noisy_stream(
+    token: np.ndarray, label: np.ndarray, weight: np.ndarray, grid: Grid, context: bool, ahead: float = 1.0
+) -> Stream | None:
     """The noised blocks of every view of a document; None when there is none.
 
-    token, label, weight [views, n] over the document's tokens; context: whether blocks see the clean rows before them.
+    token, label, weight [views, n] over the document's tokens; context: whether blocks see the clean rows before them;
+    ahead: the share of the later rows of its block that a row sees (see `annealing`).
     """
     index, views = grid.index, len(token)
     if not len(index):
         return None
     instance = grid.unit[index] + grid.units * np.arange(views)[:, None]
     zeros = np.zeros(views * len(index), np.int64)
+    size = np.bincount(grid.unit[index])[grid.unit[index]]
+    own = reach(index - grid.start[index], size, ahead)
     return Stream(
         token=token[:, index].ravel(),
         position=np.tile(index, views),
@@ -71,7 +76,13 @@ def noisy_stream(token: np.ndarray, label: np.ndarray, weight: np.ndarray, grid:
         label=label[:, index].ravel(),
         weight=weight[:, index].ravel(),
         block=instance.ravel(),
+        reach=np.tile(own, views),
     )
+
+
+def reach(place: np.ndarray, size: np.ndarray, ahead: float) -> np.ndarray:
+    """How many rows of its own block a row sees, int64 [n]: place of the row in it, rows of it, share of later ones."""
+    return place + 1 + np.floor(ahead * (size - 1 - place) + 1e-9).astype(np.int64)
 
 
 def scored(token: np.ndarray, mask: np.ndarray, weight: np.ndarray, shift: bool) -> tuple[np.ndarray, np.ndarray]:

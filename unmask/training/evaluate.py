@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unmask.objectives import Objective
+from unmask.objectives import Objective, rebuild
 from unmask.tracking import Record
 from unmask.training.setup import Run
 
@@ -22,7 +22,8 @@ def evaluate(
     share: Share,
     module: Any = None,
 ) -> tuple[dict[str, Bound], Objective]:
-    """The bound of every set under the same noise at every evaluation, and the objective to go on with.
+    """The bound of every set under the same noise at every evaluation, and the objective to go on with; with
+    evaluation.ar also the next-token likelihood of every set, as NAME/ar.
 
     report: called with (packs done, packs) after each round; it may raise to give the evaluation up. share: which of
     the packs this process takes; module: what computes in place of the run's row model. The objective only changes
@@ -37,6 +38,12 @@ def evaluate(
             name: measure(module or run.row_model, current, packs, seed=seed, draws=draws, report=report, share=share)
             for name, packs in run.validation.items()
         }
+        if run.config.evaluation.ar:
+            causal = rebuild("ar", {})
+            found |= {
+                f"{name}/ar": measure(module or run.row_model, causal, packs, report=report, share=share)
+                for name, packs in run.validation.items()
+            }
     if getattr(objective, "clip", None) == "auto":
         first = next(iter(found.values()))
         objective = objective.reclip(first.level, first.loss)
