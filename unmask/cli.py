@@ -343,6 +343,9 @@ def sample(
             autocompletion=complete.options,
         ),
     ] = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...")
+    ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
@@ -350,12 +353,13 @@ def sample(
     """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
     weights = _weights(checkpoint, ema)
     given = {name: value for name, value in vars(texts).items() if value is not None}
+    options = [*(options or []), *([f"preset={as_}"] if as_ else [])]
     if chat.chat:
         from unmask.sampling.chat import talk
 
         if given:
             raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
-        talk(weights, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
+        talk(weights, options, system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
         return
     if chat != Chat():
         raise UserError("--system and --chat-template are for --chat")
@@ -364,7 +368,7 @@ def sample(
     from unmask.tracking.reading import steps
 
     wanted, progress = asked(**given), partial(steps, "sampling", "texts")
-    if run(weights, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
+    if run(weights, options, wanted, stream=stream, as_json=as_json, progress=progress):
         raise typer.Exit(130)
 
 
