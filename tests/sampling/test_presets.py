@@ -113,7 +113,8 @@ def dream(twin, length, steps, alg, temperature, top_p, seed=0):
         elif alg == "entropy":
             score = torch.where(p > 0, p * p.clamp(min=1e-300).log(), 0).sum(-1)
         n = int(len(where) * (1 - stay)) if i < steps - 1 else len(where)
-        best = score.topk(n).indices
+        # Many scores are equal where top-p leaves one token: topk takes any of them, unmask the first.
+        best = score.argsort(descending=True, stable=True)[:n]
         x[where[best]] = token[best]
     return x[len(PROMPT) :].tolist()
 
@@ -214,7 +215,7 @@ def blockwise(twin, length, block, steps, settings, *, sub=None, shift=False, se
             last, step, counts = min(first + (sub or block), stop), 0, transfers(block, steps)
             while where := [p for p in range(first, last) if x[p] == MASK]:
                 out = rows(start, stop)[[p - start - shift for p in where]]
-                token, p = drawn(out, temperature, top_p, (u := torch.rand(2, len(where), generator=generator))[0])
+                token, p = drawn(out, temperature, top_p, torch.rand(2, len(where), generator=generator)[0])
                 sure = p.gather(-1, token[:, None])[:, 0]
                 n = min(1 if sub else counts[step] if step < steps else len(where), len(where))
                 if threshold is not None and (high := sure > threshold).sum() >= n:
@@ -223,7 +224,6 @@ def blockwise(twin, length, block, steps, settings, *, sub=None, shift=False, se
                     take = sure.topk(n).indices
                 x[torch.tensor(where)[take]] = token[take]
                 step += 1
-                del u
     return x[len(PROMPT) :].tolist()
 
 

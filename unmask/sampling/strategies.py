@@ -1,7 +1,7 @@
 """Commit strategies: which of the masks of a step are filled in for good, the rest being predicted again.
 
 A strategy is a pure function `(candidates, quota, options)` that gives the indices of the candidates to commit, at
-least `quota` of them (LLaDA's masks / steps; see `schedule`). c_1 >= c_2 >= ... are the confidences in falling
+least `quota` of them (of `schedule`: LLaDA's masks / steps). c_1 >= c_2 >= ... are the confidences in falling
 order, H the entropies of the predicted distributions.
 
 | strategy       | commits                                                           | source                          |
