@@ -16,6 +16,7 @@ from unmask.objectives import Decoding
 from unmask.sampling import Options, sample
 from unmask.sampling.presets import PRESETS
 
+SEED = 4
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 FULL, SHIFTED = Decoding("full", None, False), Decoding("full", None, True)
 
@@ -50,9 +51,9 @@ def transfers(masks: int, steps: int) -> list[int]:
     return [masks // steps + (i < masks % steps) for i in range(steps)]
 
 
-def llada(twin, length, block_length, steps, remasking, temperature, cfg, seed=0):
+def llada(twin, length, block_length, steps, remasking, temperature, cfg):
     """ML-GSAI/LLaDA generate.py; steps of a block."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     x = torch.tensor(PROMPT + [MASK] * length)
     prompt = x != MASK
     for start in range(len(PROMPT), len(x), block_length):
@@ -83,15 +84,15 @@ def test_llada(remasking, temperature, cfg):
     given = {"strategy": "random"} if remasking == "random" else {}
     given |= {"guidance": cfg} if cfg else {}
     found = sample(
-        model, None, PROMPT, decoding=FULL, preset="llada", length=14, block_size=7, steps=3, seed=5,
+        model, None, PROMPT, decoding=FULL, preset="llada", length=14, block_size=7, steps=3, seed=SEED,
         temperature=temperature, **given,
     )  # fmt: skip
-    assert found.token == llada(twin, 14, 7, 3, remasking, temperature, cfg, seed=5)
+    assert found.token == llada(twin, 14, 7, 3, remasking, temperature, cfg)
 
 
-def dream(twin, length, steps, alg, temperature, top_p, seed=0):
+def dream(twin, length, steps, alg, temperature, top_p):
     """HKUNLP/Dream generation_utils.py, `_sample` with alg_temp 0."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     x = torch.tensor(PROMPT + [MASK] * length)
     times = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64)
     for i in range(steps):
@@ -132,10 +133,10 @@ def dream(twin, length, steps, alg, temperature, top_p, seed=0):
 def test_dream(alg, given, temperature):
     model, twin = tiny()
     found = sample(
-        model, None, PROMPT, decoding=SHIFTED, preset="dream", length=13, steps=6, seed=2, temperature=temperature,
+        model, None, PROMPT, decoding=SHIFTED, preset="dream", length=13, steps=6, seed=SEED, temperature=temperature,
         **given,
     )  # fmt: skip
-    assert found.token == dream(twin, 13, 6, alg, temperature, 0.95, seed=2)
+    assert found.token == dream(twin, 13, 6, alg, temperature, 0.95)
 
 
 @torch.no_grad()
@@ -193,10 +194,10 @@ def test_fast_dllm(method):
     assert exact.token != found.token  # the cache is approximate, and this prompt shows it
 
 
-def blockwise(twin, length, block, steps, settings, *, sub=None, shift=False, seed=0):
+def blockwise(twin, length, block, steps, settings, *, sub=None, shift=False):
     """SDAR generate.py (low_confidence_static and _dynamic), LLaDA2's generate, Fast-dLLM v2's with sub-blocks."""
     temperature, top_p, threshold = settings
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     x = torch.tensor(PROMPT + [MASK] * length)
 
     def rows(start, stop):
@@ -240,10 +241,10 @@ def test_sdar_and_llada2(preset, given, threshold, temperature, top_p):
     model, twin = tiny()
     drawing = {"temperature": temperature, **({"top_p": top_p} if temperature else {})}
     found = sample(
-        model, None, PROMPT, decoding=Decoding("block", 8, False), preset=preset, length=17, steps=3, seed=4,
+        model, None, PROMPT, decoding=Decoding("block", 8, False), preset=preset, length=17, steps=3, seed=SEED,
         **drawing, **given,
     )  # fmt: skip
-    assert found.token == blockwise(twin, 17, 8, 3, (temperature, top_p, threshold), seed=4)
+    assert found.token == blockwise(twin, 17, 8, 3, (temperature, top_p, threshold))
 
 
 @pytest.mark.parametrize("temperature, top_p", [(0.0, 1.0), (0.8, 0.9)])
@@ -251,10 +252,10 @@ def test_fast_dllm_v2(temperature, top_p):
     model, twin = tiny()
     drawing = {"temperature": temperature, **({"top_p": top_p} if temperature else {})}
     found = sample(
-        model, None, PROMPT, decoding=Decoding("block", 8, True), preset="fast_dllm_v2", length=17, seed=4,
+        model, None, PROMPT, decoding=Decoding("block", 8, True), preset="fast_dllm_v2", length=17, seed=SEED,
         threshold=0.3, sub_block_size=4, **drawing,
     )  # fmt: skip
-    assert found.token == blockwise(twin, 17, 8, 8, (temperature, top_p, 0.3), sub=4, shift=True, seed=4)
+    assert found.token == blockwise(twin, 17, 8, 8, (temperature, top_p, 0.3), sub=4, shift=True)
 
 
 def test_presets_are_options_and_do_not_count_as_given():

@@ -91,8 +91,17 @@ class Options(Section):
         elif known:
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
         if method == "canvas":
-            others = ("strategy", "threshold", "factor", "temperature", "top_p", "schedule", "tempered")
-            others += ("sub_block_size", "guidance")
+            others = (
+                "strategy",
+                "threshold",
+                "factor",
+                "temperature",
+                "top_p",
+                "schedule",
+                "tempered",
+                "sub_block_size",
+                "guidance",
+            )
             return self._refuse(
                 dict.fromkeys(others, "another sampler than method=canvas, which has a rule of its own")
             )
