@@ -329,12 +329,23 @@ class Chat:
     chat_template: Annotated[Path | None, typer.Option(help="File with a Jinja chat template.")] = None
 
 
+@dataclass
+class Manner:
+    """How `sample` decodes and prints."""
+
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...")
+    ] = None
+    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False
+
+
 @app.command()
 @grouped
 def sample(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     texts: Texts,
     chat: Chat,
+    manner: Manner,
     options: Annotated[
         list[str] | None,
         typer.Argument(
@@ -343,19 +354,19 @@ def sample(
             autocompletion=complete.options,
         ),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
     """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
     weights = _weights(checkpoint, ema)
     given = {name: value for name, value in vars(texts).items() if value is not None}
+    options = [*(options or []), *([f"preset={manner.as_}"] if manner.as_ else [])]
     if chat.chat:
         from unmask.sampling.chat import talk
 
         if given:
             raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
-        talk(weights, options or [], system=chat.system, template=chat.chat_template, stream=stream, as_json=as_json)
+        talk(weights, options, system=chat.system, template=chat.chat_template, stream=manner.stream, as_json=as_json)
         return
     if chat != Chat():
         raise UserError("--system and --chat-template are for --chat")
@@ -364,7 +375,7 @@ def sample(
     from unmask.tracking.reading import steps
 
     wanted, progress = asked(**given), partial(steps, "sampling", "texts")
-    if run(weights, options or [], wanted, stream=stream, as_json=as_json, progress=progress):
+    if run(weights, options, wanted, stream=manner.stream, as_json=as_json, progress=progress):
         raise typer.Exit(130)
 
 

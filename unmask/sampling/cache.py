@@ -27,12 +27,14 @@ from unmask.rows.tiles import Batch, tiles
 
 
 class Segment(NamedTuple):
-    """Positions [start, stop) of a sequence in a pass; clean: the size of clean blocks, 0 for one noisy block."""
+    """Positions [start, stop) of a sequence in a pass; clean: the size of clean blocks, 0 for one noisy block;
+    seen: one past what a noisy block sees, where that is not `stop`."""
 
     sequence: int
     start: int
     stop: int
     clean: int
+    seen: int | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -40,7 +42,7 @@ class Segment(NamedTuple):
     def sees(self, window: int | None) -> tuple[np.ndarray, np.ndarray]:
         """(lo, hi) of every row: the positions of its sequence that it sees."""
         position = np.arange(self.start, self.stop)
-        newest, hi = np.full_like(position, self.start), np.full_like(position, self.stop)
+        newest, hi = np.full_like(position, self.start), np.full_like(position, self.seen or self.stop)
         if self.clean:
             newest, hi = position, np.minimum((position // self.clean + 1) * self.clean, self.stop)
         lo = np.zeros_like(position) if window is None else np.maximum(newest - (window - 1), 0)

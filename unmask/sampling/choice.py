@@ -15,7 +15,8 @@ class Candidates:
     """What the n open positions of a step would become.
 
     token: int64 [n], the token drawn for each; confidence: float [n], its probability under the model; probability:
-    [n, vocabulary], the model's distribution, untempered; order: [n] in [0, 1), random numbers for ties of chance.
+    [n, vocabulary], the model's distribution (before temperature and top_p, unless `tempered`);
+    order: [n] in [0, 1), random numbers for ties of chance.
     """
 
     token: Tensor
@@ -31,7 +32,8 @@ def draw(logits: Tensor, options: Options, uniform: Tensor) -> Candidates:
     """A token for every row. logits [n, vocabulary]; uniform [2, n] in [0, 1).
 
     The first row of `uniform` decides the draw (inverse of the cumulative distribution, most probable token first), the
-    second is `order`. Temperature and top-p shape the draw; the confidence is the untempered probability.
+    second is `order`. Temperature and top-p shape the draw; the confidence is the untempered probability,
+    unless `options.tempered`.
     """
     uniform = uniform.to(logits.device)
     probability = logits.softmax(-1)
@@ -40,8 +42,11 @@ def draw(logits: Tensor, options: Options, uniform: Tensor) -> Candidates:
         return Candidates(token, confidence, probability, uniform[1])
     tempered, order = (logits / options.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = tempered.cumsum(-1) - tempered
-    kept = tempered.masked_fill(before >= options.top_p, 0.0).cumsum(-1)
+    nucleus = tempered.masked_fill(before >= options.top_p, 0.0)
+    kept = nucleus.cumsum(-1)
     target = (uniform[0].to(kept.dtype) * kept[:, -1])[:, None]
     rank = torch.searchsorted(kept, target, right=True).clamp(max=kept.shape[-1] - 1)
     token = order.gather(-1, rank)
+    if options.tempered:
+        probability = torch.zeros_like(probability).scatter(-1, order, nucleus / nucleus.sum(-1, keepdim=True))
     return Candidates(token[:, 0], probability.gather(-1, token)[:, 0], probability, uniform[1])

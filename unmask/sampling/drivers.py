@@ -9,7 +9,8 @@ canvas were alone, and any number of canvases share their passes.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -49,7 +50,10 @@ def block(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
             if before is None:
                 raise UserError(EMPTY)
             canvas.fill(torch.tensor([start]), draw(before, options, torch.rand(2, 1, generator=noise)).token.cpu())
-        yield from _denoise(canvas, (start, stop), (start, stop), decoding, options, noise)
+        inside = options.sub_block_size or size
+        for first in range(start, stop, inside):
+            part = (first, min(first + inside, stop))
+            yield from denoise(canvas, [Noisy(start, stop, NONE)], part, decoding, options, noise)
         canvas.done = stop
 
 
@@ -59,9 +63,10 @@ def full(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
         raise UserError(EMPTY)
     noise = torch.Generator().manual_seed(options.seed)
     size = options.block_size or canvas.stop - canvas.start
+    given = None if options.guidance == 0 else ~canvas.open
     for first in range(canvas.start, canvas.stop, size):
         part = (first, min(first + size, canvas.stop))
-        yield from _denoise(canvas, (0, len(canvas)), part, decoding, options, noise)
+        yield from denoise(canvas, [Noisy(0, len(canvas), NONE)], part, decoding, options, noise, given)
         canvas.done = part[1]
 
 
@@ -82,23 +87,51 @@ def causal(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
         canvas.done = position + 1
 
 
-def _denoise(
+def denoise(
     canvas: Canvas,
-    seen: tuple[int, int],
+    passes: Sequence[Noisy],
     part: tuple[int, int],
     decoding: Decoding,
     options: Options,
     noise: torch.Generator,
+    given: Tensor | None = None,
 ) -> Steps:
-    """Fill the open positions of `part`; the noisy rows are `seen`, which holds it. Both are (start, stop)."""
-    strategy = strategies[options.strategy]
+    """Fill the open positions of `part` (start, stop). passes: of the first step, the second, ..., the last of all that
+    follow, each over rows that hold it. given: bool [canvas], of guidance: the prompt, masked in the second pass."""
+    strategy, size = strategies[options.strategy], part[1] - part[0]
     step = 0
     while not canvas.finished and len(wanted := canvas.wanted(*part)):
-        logits = yield Noisy(*seen, wanted - int(decoding.shift))
-        candidates = draw(logits, options, torch.rand(2, len(wanted), generator=noise))
-        quota = 1 if options.steps is None else -(-len(wanted) // max(1, options.steps - step))
+        one = replace(passes[min(step, len(passes) - 1)], rows=wanted - int(decoding.shift))
+        logits = yield one
+        if given is not None:
+            # An open position holds the mask token.
+            masked = canvas.token.masked_fill(given, int(canvas.token[wanted[0]]))
+            without = yield replace(one, token=masked)
+            guided = without + (options.guidance + 1) * (logits - without)
+            logits = guided.masked_fill(logits == -torch.inf, -torch.inf)
+        uniform = torch.rand(2, len(wanted), generator=noise)
+        candidates = draw(logits, options, uniform)
+        quota = _quota(options, step, size, uniform[1])
         chosen = strategy(candidates, quota, options)
-        if not len(chosen):
+        if quota and not len(chosen):
             raise UserError(f"sample: strategy={options.strategy} commits nothing, so that sampling would never end")
-        canvas.fill(wanted[chosen.cpu()], candidates.token[chosen].cpu())
+        if len(chosen):
+            canvas.fill(wanted[chosen.cpu()], candidates.token[chosen].cpu())
         step += 1
+
+
+def _quota(options: Options, step: int, size: int, order: Tensor) -> int:
+    """How many tokens a step commits, at least; order: [open], random numbers. The last step takes all that is open.
+
+    Dream: t falls evenly from 1 to 1e-3 over the steps; a step from t to s uncovers a mask with probability 1 - s/t.
+    """
+    steps, left = options.steps or size, len(order)
+    if options.schedule == "fixed":
+        return size // steps + (step < size % steps) if step < steps else left
+    if options.schedule == "even" or step >= steps - 1:
+        return -(-left // max(1, steps - step))
+    t = 1 - (1 - 1e-3) * step / steps
+    stay = (t - (1 - 1e-3) / steps) / t
+    if options.schedule == "timesteps":
+        return int(left * (1 - stay))
+    return int((order > stay).sum())

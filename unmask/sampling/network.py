@@ -27,13 +27,18 @@ class Noisy:
     """A pass over tokens [start, stop) as one noisy block, the clean tokens before `start` being in the cache.
 
     rows: int64 [n], positions in [start, stop) whose logits are wanted. signal: of a model that conditions itself, the
-    logits [stop - start, vocabulary] of the step before.
+    logits [stop - start, vocabulary] of the step before. sees: one past the last cached token that the rows see, where
+    that is not `stop`; keep: later passes see what this one has left in the cache. token: int64 [stop - start], not
+    the canvas's.
     """
 
     start: int
     stop: int
     rows: Tensor
     signal: Tensor | None = None
+    sees: int | None = None
+    keep: bool = False
+    token: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Network:
     def _segments(self, number: int, one: Pass) -> list[Segment]:
         """The rows that answer a pass, the one's own last."""
         if isinstance(one, Noisy):
-            own = Segment(number, one.start, one.stop, 0)
+            own = Segment(number, one.start, one.stop, 0, one.sees)
             again = [] if self.cached or not one.start else [Segment(number, 0, one.start, self.sizes[number])]
             return [*again, own]
         self.sizes[number] = 1 if self.decoding.causal else one.size
@@ -108,11 +113,13 @@ class Network:
             # The rows that are wanted are among the last segment's, which ends here.
             rows.append(one.rows - one.stop + first)
         device = self.model.device
-        token = torch.cat([self.canvases[s.sequence].token[s.start : s.stop] for s in packed])
+        token = torch.cat([self._token(one, s) for _, one, segments in group for s in segments])
         position = torch.cat([torch.arange(s.start, s.stop) for s in packed])
         self.passes += 1
         extra = self._conditioned(group) if getattr(self.model.base_model, "self_conditions", False) else {}
-        keep = self.cached and any(segment.clean or segment.start for segment in packed)
+        keep = self.cached and any(
+            one.keep or one.start > 0 if isinstance(one, Noisy) else True for _, one, segments in group if segments
+        )
         output = self.model(
             input_ids=token[None].to(device),
             position_ids=position[None].to(device),
@@ -125,6 +132,12 @@ class Network:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts = logits.split([len(wanted) for wanted in rows])
         return {number: part for (number, _, _), part in zip(group, parts, strict=True)}
+
+    def _token(self, one: Pass, segment: Segment) -> Tensor:
+        """What a segment's rows hold; a pass's own tokens belong to its own segment, not to those before it."""
+        if isinstance(one, Noisy) and one.token is not None and segment.clean == 0:
+            return one.token
+        return self.canvases[segment.sequence].token[segment.start : segment.stop]
 
     def _conditioned(self, group: Sequence[tuple[int, Pass, list[Segment]]]) -> dict[str, Tensor]:
         """Which rows of the pass are canvases', and what their embeddings learn of the step before."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from unmask.config import Section, apply_override
 from unmask.errors import UserError
+from unmask.registry import nearest
+from unmask.sampling.presets import PRESETS
 
 #: Options that only one of the built-in strategies reads.
 OWN = {"threshold": "threshold", "dynamic": "factor", "entropy": "gamma"}
 #: The built-in strategies; what one of somebody else's reads is not known.
-STRATEGIES = ("low_confidence", "threshold", "dynamic", "entropy", "margin", "random")
+STRATEGIES = ("low_confidence", "threshold", "dynamic", "entropy", "low_entropy", "margin", "random")
+#: The samplers that see the whole sequence, and of these the ones with an approximate cache.
+WHOLE = ("full", "prefix_cache", "dual_cache")
 
 
 class Options(Section):
@@ -22,11 +26,13 @@ class Options(Section):
 
     #: Tokens to generate, or the size of the hole to fill.
     length: int = Field(default=128, ge=1)
+    #: Published decoding, whose options become the defaults: llada, dream, fast_dllm, fast_dllm_v2, sdar or llada2.
+    preset: str | None = None
     #: Sampler by name; empty: the one of the decoding kind the model was trained for.
     method: str | None = None
     #: Tokens denoised together; empty: the model's block size, or (`full`) everything at once.
     block_size: int | None = Field(default=None, ge=1)
-    #: Which masks are committed at a step: low_confidence, threshold, dynamic, entropy, margin or random.
+    #: Which masks are committed at a step: low_confidence, threshold, dynamic, entropy, low_entropy, margin or random.
     strategy: str = "threshold"
     #: Of `threshold`: commit every token whose probability exceeds this, always at least one; 1 turns it off.
     threshold: float = Field(default=0.9, ge=0, le=1)
@@ -34,6 +40,11 @@ class Options(Section):
     factor: float = Field(default=1.0, gt=0)
     #: Of `entropy`: commit the largest set whose entropies (nats), the largest left out, add up to at most this.
     gamma: float = Field(default=0.1, ge=0)
+    #: Of `block`: fill a block from left to right, so many tokens at a time; empty: all at once.
+    sub_block_size: int | None = Field(default=None, ge=1)
+    #: Tokens committed at a step (`steps` of them): even, of what is open (LLaDA); fixed, of the block (SDAR);
+    #: timesteps, floor(open (1 - s/t)) (Dream); independent, each open one with probability 1 - s/t (Dream's origin).
+    schedule: Literal["even", "fixed", "timesteps", "independent"] = "even"
     #: Denoising steps per block: at least masks / steps tokens are committed in each; empty: at least one token. Of
     #: canvases (DiffusionGemma) at most so many; empty: as generation_config.json says, else 48.
     steps: int | None = Field(default=None, ge=1)
@@ -41,6 +52,10 @@ class Options(Section):
     temperature: float = Field(default=0.0, ge=0)
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
+    #: Confidences are probabilities under what is drawn from, after temperature and top_p, and not the model's.
+    tempered: bool = False
+    #: Of whole-sequence models: classifier-free guidance w, logits u + (w + 1)(c - u), u with the prompt masked.
+    guidance: float = Field(default=0.0, ge=0)
     #: Of every random draw; sample n of a prompt has the seed seed + n.
     seed: int = Field(default=0, ge=0, lt=2**63)
     #: Samples of every prompt.
@@ -50,27 +65,58 @@ class Options(Section):
     #: Keep the keys and values of finished blocks; false computes them again at every step, for comparison.
     cache: bool = True
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_preset(cls, values: Any, handler: ModelWrapValidatorHandler[Options]) -> Options:
+        """A preset's options are defaults: they do not count as given."""
+        name = values.get("preset") if isinstance(values, dict) else None
+        if name is None:
+            return handler(values)
+        if name not in PRESETS:
+            raise UserError(
+                f"sample: unknown preset {name!r}{nearest(str(name), list(PRESETS))}; known: {', '.join(PRESETS)}"
+            )
+        options = handler(PRESETS[name] | values)
+        options.model_fields_set.intersection_update(values)
+        return options
+
     def refuse_unused(self, method: str) -> None:
         """UserError for an option that was given and plays no part in this sampling, whatever its value (an empty one
         counts as not given); of a sampler of one's own nothing is known."""
         needs = {}
-        known = method in ("block", "full") and self.strategy in STRATEGIES
+        known = method in ("block", *WHOLE) and self.strategy in STRATEGIES
         if method == "causal":
-            fills = ("block_size", "strategy", *OWN.values(), "steps")
+            fills = ("block_size", "sub_block_size", "strategy", *OWN.values(), "schedule", "steps", "tempered")
             needs = dict.fromkeys(fills, "a sampler that fills masks, not method=causal")
         elif known:
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
         if method == "canvas":
-            others = ("strategy", "threshold", "factor", "temperature", "top_p")
+            others = (
+                "strategy",
+                "threshold",
+                "factor",
+                "temperature",
+                "top_p",
+                "schedule",
+                "tempered",
+                "sub_block_size",
+                "guidance",
+            )
             return self._refuse(
                 dict.fromkeys(others, "another sampler than method=canvas, which has a rule of its own")
             )
-        if method == "full":
-            needs["cache"] = "clean blocks that can be kept, which method=full has not"
+        if known and method != "block":
+            needs["sub_block_size"] = "method=block; of a whole sequence, block_size says how it is filled"
+        if known and method != "full":
+            needs["guidance"] = "method=full, whose every pass sees the whole sequence"
+        if method in WHOLE:
+            needs["cache"] = f"clean blocks that can be kept, which method={method} has not"
         if self.temperature == 0:
-            needs["top_p"] = "a temperature above 0"
+            needs["top_p"] = needs["tempered"] = "a temperature above 0"
             if self.num_samples > 1 and (method == "causal" or (known and self.strategy != "random")):
                 needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
+        if "guidance" not in needs and method not in (*WHOLE, "block"):
+            needs["guidance"] = "method=full, whose every pass sees the whole sequence"
         self._refuse(needs)
 
     def _refuse(self, needs: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
 from unmask.sampling.network import Network, Pass
-from unmask.sampling.options import Options
+from unmask.sampling.options import WHOLE, Options
 from unmask.sampling.strategies import strategies
 
 samplers = Registry(
@@ -34,6 +34,8 @@ samplers = Registry(
         "block": "unmask.sampling.drivers:block",
         "full": "unmask.sampling.drivers:full",
         "causal": "unmask.sampling.drivers:causal",
+        "prefix_cache": "unmask.sampling.dual_cache:prefix_cache",
+        "dual_cache": "unmask.sampling.dual_cache:dual_cache",
         "canvas": "unmask.sampling.diffusion_gemma:sampler",
     },
 )
@@ -135,7 +137,7 @@ class Session:
         elif self.method == "canvas":
             raise UserError("sample: this model sees nothing to the right of what it fills; leave holes and suffix out")
         else:
-            size = 1 if self.method in ("full", "causal") else self.options.block_size or self.decoding.block_size or 1
+            size = 1 if self.method in (*WHOLE, "causal") else self.options.block_size or self.decoding.block_size or 1
             canvas = infill(parts, fill.holes, filler, block_size=size)
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(canvas) > limit:

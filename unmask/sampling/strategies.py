@@ -1,7 +1,7 @@
 """Commit strategies: which of the masks of a step are filled in for good, the rest being predicted again.
 
 A strategy is a pure function `(candidates, quota, options)` that gives the indices of the candidates to commit, at
-least `quota` of them, which is at least 1 (LLaDA's masks / steps). c_1 >= c_2 >= ... are the confidences in falling
+least `quota` of them (of `schedule`: LLaDA's masks / steps). c_1 >= c_2 >= ... are the confidences in falling
 order, H the entropies of the predicted distributions.
 
 | strategy       | commits                                                           | source                          |
@@ -10,6 +10,7 @@ order, H the entropies of the predicted distributions.
 | threshold      | every c > threshold                                               | Fast-dLLM, Wu 2505.22618        |
 | dynamic        | the n first, n the largest with (n + 1)(1 - c_n) < factor         | Fast-dLLM, Wu 2505.22618        |
 | entropy        | the largest set U with sum of H over U - max of H over U <= gamma | EB-Sampler, Ben-Hamu 2505.24857 |
+| low_entropy    | the `quota` with the lowest entropies                             | Dream, Ye 2508.15487            |
 | margin         | the `quota` with the largest gap between their two best tokens    | Kim 2502.06768                  |
 | random         | `quota` at random                                                 | MDLM, Sahoo 2406.07524          |
 """
@@ -59,6 +60,11 @@ def entropy(candidates: Candidates, quota: int, options: Options) -> Tensor:
     rising = entropies.sort().values
     others = rising.cumsum(0) - rising
     return _largest(-entropies, max(quota, int((others <= options.gamma).sum())))
+
+
+def low_entropy(candidates: Candidates, quota: int, options: Options) -> Tensor:
+    """The `quota` whose distributions have the least entropy."""
+    return _largest(-torch.special.entr(candidates.probability).sum(-1), quota)
 
 
 def margin(candidates: Candidates, quota: int, options: Options) -> Tensor:
