@@ -95,8 +95,7 @@ metric_list: [{metric: acc}]
 """,
     "say": """
 output_type: loglikelihood
-doc_to_target: "{{choices[gold]}}"
-target_delimiter: " "
+doc_to_target: " {{choices[gold]}}"
 metric_list: [{metric: perplexity}, {metric: acc}]
 """,
     "roll": """
@@ -193,6 +192,8 @@ def test_the_greedy_answer_is_written_one_token_at_a_time(opened):
     options = {"decoding": found.objective.decoding, "length": 5, "strategy": "low_confidence"}
     written = [sample(found.model, None, prompt, **options).token for prompt in prompts]
     model = UnmaskLM(found)
+    assert model._encode_pair("w1 w2", " w3") == ([1, 2], [3])
+    assert model._encode_pair("w1 w2", "w3") == ([1, 2], [3])  # "w2w3" is one unknown word
     pairs = [*zip(prompts, written, strict=True), (prompts[0], written[1]), (prompts[1], [])]
     assert model._greedy(pairs) == [True, True, False, True]
 

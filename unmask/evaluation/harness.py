@@ -81,6 +81,11 @@ class UnmaskLM(TemplateLM):
         """As training data is read: no token is put before or after a text."""
         return encoded(self.tokenizer, string)
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As lm-eval splits them; a continuation that its context's last token swallows is encoded by itself."""
+        before, after = super()._encode_pair(context, continuation)
+        return before, after or self.tok_encode(continuation)
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(
             chat_history,
@@ -119,7 +124,7 @@ class UnmaskLM(TemplateLM):
         return found
 
     def _log_likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        """An empty continuation (some tokenisers join it with the context) is certain."""
+        """An empty continuation is certain."""
         some = [pair for pair in pairs if pair[1]]
         row_model = RowModel(self.opened.model)
         scored = iter(log_likelihoods(row_model, self.opened.objective, some, seed=self.seed, draws=self.draws))

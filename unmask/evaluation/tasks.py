@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,16 +64,17 @@ def evaluate_tasks(checkpoint: str | Path, asked: Asked, options: Options | None
     given = options.model_dump(include=options.model_fields_set) if options else {}
     model = UnmaskLM(opened, asked.draws or DRAWS, asked.seed, **given)
     model.ranked = frozenset(name for name, task in loaded["tasks"].items() if _ranks(task))
-    found = simple_evaluate(
-        model,
-        tasks=_top(loaded),
-        num_fewshot=asked.num_fewshot,
-        limit=asked.limit,
-        apply_chat_template=asked.apply_chat_template,
-        log_samples=False,
-        fewshot_random_seed=asked.seed,
-        task_manager=loaded["manager"],
-    )
+    with redirect_stdout(sys.stderr):  # it remarks on its progress there
+        found = simple_evaluate(
+            model,
+            tasks=_top(loaded),
+            num_fewshot=asked.num_fewshot,
+            limit=asked.limit,
+            apply_chat_template=asked.apply_chat_template,
+            log_samples=False,
+            fewshot_random_seed=asked.seed,
+            task_manager=loaded["manager"],
+        )
     return {
         "tasks": {name: _metrics(values) for name, values in found["results"].items()},
         "examples": {name: count["effective"] for name, count in found["n-samples"].items()},
