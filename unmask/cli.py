@@ -420,7 +420,10 @@ def evaluate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
-    format: Annotated[str, typer.Option(help="hf: a transformers folder.")] = "hf",
+    format: Annotated[
+        str | None,
+        typer.Option(help="hf: a transformers folder (adapters merged); peft: adapters alone."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,

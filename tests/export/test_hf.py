@@ -83,7 +83,7 @@ def test_what_is_refused(tmp_path):
     assert export(tmp_path / "model", tmp_path / "full", force=True) == tmp_path / "full"
     assert (tmp_path / "full" / "thesis.txt").read_text() == "keep me"
     assert open_model(tmp_path / "full").mask_token_id == MASK
-    assert formats.names() == ["hf"]
+    assert formats.names() == ["hf", "peft"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])

@@ -18,7 +18,7 @@ PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in 
 CHATS = [{"messages": [{"role": "user", "content": f"{first} + 1?"}, {"role": "assistant", "content": str(first + 1)}]}
          for first in range(24)]  # fmt: skip
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-DATA = {"sft": PAIRS, "chat": CHATS, "diffusion_gemma": PAIRS}
+DATA = {"sft": PAIRS, "lora": PAIRS, "chat": CHATS, "diffusion_gemma": PAIRS}
 GEMMA = {**CONFIG, "text_config": {**CONFIG["text_config"], "vocab_size": 320}, "image_token_id": 319}
 #: Sizes of a test, and one process.
 SMALL = {
@@ -30,12 +30,12 @@ SMALL = {
 
 
 def test_there_are_the_commonest_jobs():
-    assert len(names()) == 11
+    assert len(names()) == 12
     for name in names():
         assert summary(name).endswith(".") and len(summary(name)) < 90
         assert f"  unmask train {name}.yaml" in text(name) or f"-m unmask train {name}.yaml" in text(name)
         assert f"runs/{name}" in text(name)
-    assert len(table().splitlines()) == 11
+    assert len(table().splitlines()) == 12
 
 
 @pytest.mark.parametrize("name", names())

@@ -17,6 +17,7 @@ from pydantic import model_validator
 from unmask.config.parallel import ParallelConfig
 from unmask.config.section import Section, keys, type_name
 from unmask.config.sections import (
+    AdapterConfig,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -33,6 +34,7 @@ from unmask.config.sections import (
 from unmask.errors import UserError, as_path
 
 __all__ = [
+    "AdapterConfig",
     "CheckpointConfig",
     "Config",
     "DataConfig",

@@ -10,6 +10,32 @@ from unmask.config.section import Section
 from unmask.errors import UserError
 
 
+class AdapterConfig(Section):
+    """Low-rank adapters (see `unmask.models.lora`)."""
+
+    #: Rank of the adapters that are trained in place of the model's weights; 0: none, the whole model is trained.
+    rank: int = Field(default=0, ge=0)
+    #: Adapters are scaled by alpha / rank; empty: alpha is the rank.
+    alpha: float | None = Field(default=None, gt=0)
+    #: Dropout of the adapters' input, on one process.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    #: Linear modules that get an adapter, such as [q_proj, v_proj]; `auto`: all in the decoder's layers.
+    targets: list[str] | Literal["auto"] = "auto"
+    #: Train the magnitude of every output apart (DoRA).
+    dora: bool = False
+    #: Scale by alpha / sqrt(rank).
+    rslora: bool = False
+    #: What else is trained: whole embeddings (a tied head with them), the mask token's row alone, norms.
+    train: list[Literal["embeddings", "mask_token", "norms"]] = []
+
+    @field_validator("train")
+    @classmethod
+    def _once(cls, train: list[str]) -> list[str]:
+        if {"embeddings", "mask_token"} <= set(train):
+            raise ValueError("embeddings hold the mask token's row: leave mask_token out")
+        return train
+
+
 class ModelConfig(Section):
     #: Folder with config.json and safetensors, or a `.gguf` file. Leave empty to start from `config`.
     name: str | None = None
@@ -29,6 +55,8 @@ class ModelConfig(Section):
     attention: Literal["auto", "reference", "tiles", "flex"] = "auto"
     #: torch.compile every decoder layer.
     compile: bool = False
+    #: Train low-rank adapters in place of the weights.
+    lora: AdapterConfig = AdapterConfig()
     #: Coefficient of the load-balance loss of a mixture's routers; what config.json says of it has no effect.
     balance_loss: float = Field(default=0.0, ge=0)
     #: Coefficient of the z-loss of a mixture's routers.

@@ -13,24 +13,32 @@ from unmask.errors import UserError, as_path, disk_refusal
 from unmask.models.checkpoints import open_model
 from unmask.registry import Registry
 
-formats = Registry("format", {"hf": "unmask.export.hf:write"})
+formats = Registry("format", {"hf": "unmask.export.hf:write", "peft": "unmask.export.peft:write"})
 
 
 def export(
-    checkpoint: str | Path, output: str | Path, *, format: str = "hf", dtype: str | None = None, force: bool = False
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    format: str | None = None,
+    dtype: str | None = None,
+    force: bool = False,
 ) -> Path:
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
-    dtype: of the weights ("bfloat16"); default as they were trained. Raises UserError for an unknown format and, unless
-    `force`, for a folder that already holds something. What is interrupted leaves the folder as it was.
+    format: default peft for a model with adapters (hf merges them into the weights), else hf. dtype: of the weights
+    ("bfloat16"); default as they were trained. Raises UserError for an unknown format and, unless `force`, for a folder
+    that already holds something. What is interrupted leaves the folder as it was.
     """
-    write = formats[format]
+    if format is not None:
+        formats[format]
     folder = as_path(output, "the folder to export to")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder to export to")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype)
+    write = formats[format or ("hf" if opened.settings is None else "peft")]
     try:
         with _filled(folder) as staged:
             write(opened, staged)

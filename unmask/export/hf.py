@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unmask.models import lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.checkpoints import OpenModel
 from unmask.objectives import Objective, objectives
@@ -45,6 +46,7 @@ SEES = {
 def write(opened: OpenModel, folder: Path) -> None:
     """Save the model; AutoModelForCausalLM.from_pretrained(folder) gives the same logits."""
     model, decoding = opened.model, opened.objective.decoding
+    lora.merge(model)
     name = name_of(opened.objective)
     if opened.mask_token_id is not None:
         model.config.mask_token_id = opened.mask_token_id

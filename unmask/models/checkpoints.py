@@ -25,6 +25,7 @@ import torch
 from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
+from unmask.models import lora
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows
 from unmask.objectives import Objective, rebuild
@@ -36,6 +37,8 @@ MANIFEST = "manifest.json"
 BEST = "best"
 #: RUN/ema, RUN/best/ema and so on name the averaged weights of a checkpoint; there is no such folder.
 EMA = "ema"
+#: What a folder of adapters says of its base and its objective.
+ADAPTERS = "unmask.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -46,6 +49,8 @@ class OpenModel(NamedTuple):
     tokenizer: Any
     mask_token_id: int | None
     objective: Objective
+    #: Of a model with adapters, how it was made.
+    settings: ModelConfig | None = None
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -189,10 +194,10 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
     if step is not None:
         return _open_step(step, device, dtype, ema)
-    if (folder / "config.json").exists():
+    if (folder / "config.json").exists() or (folder / ADAPTERS).exists():
         if ema:
             raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
-        return _open_exported(folder, device, dtype)
+        return (_open_adapters if (folder / ADAPTERS).exists() else _open_exported)(folder, device, dtype)
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 
 
@@ -210,6 +215,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
     model = _empty_model(folder / "hf", config.model.dtype)
+    lora.adapt(model, config.model.lora)
     load_weights(model, folder)
     if ema:
         load_average(model, folder)
@@ -221,7 +227,8 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     tokenizer = AutoTokenizer.from_pretrained(folder / "hf", local_files_only=True) if has_tokenizer else None
     mask = getattr(model.config, "mask_token_id", None)
     objective = rebuild(config.objective.name, state["objective"]).bind(model, tokenizer, mask)
-    return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]))
+    settings = config.model if config.model.lora.rank else None
+    return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
 
 
 def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
@@ -236,6 +243,23 @@ def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
     model.tie_weights()
     over_rows(model)
     return model
+
+
+def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
+    """The base that a folder of adapters names, with them."""
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    recorded = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
+    fields = recorded["model"] | {"mask_token_id": recorded["mask_token_id"]} | ({"dtype": dtype} if dtype else {})
+    settings, file = ModelConfig.parse(fields, str(folder / ADAPTERS)), folder / "adapter_model.safetensors"
+    tokenizer = None
+    if (folder / "tokenizer_config.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model, tokenizer, mask = load(settings, tokenizer, device=device)
+    lora.load_state(model, settings.lora, load_file(file, device=device), str(file))
+    objective = rebuild(recorded["objective"]["name"], recorded["objective"]["options"])
+    return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}), settings)
 
 
 def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
-from unmask.models import experts
+from unmask.models import experts, lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.fuse import fuse
@@ -67,6 +67,7 @@ def load(
     check_attention(model)
     if config.fused:
         fuse(model)
+    lora.adapt(model, config.lora, seed)
     return LoadedModel(model, tokenizer, mask_token_id)
 
 

@@ -78,7 +78,7 @@ class RowModel(nn.Module):
         self.backend = backend
         self.attention = layer_attention(model)
         self.windows = [attention.window for attention in self.attention]
-        self.vocabulary = model.get_input_embeddings().num_embeddings
+        self.vocabulary = model.get_input_embeddings().weight.shape[0]
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
         #: Watches the routers of experts while they are trained.
@@ -106,7 +106,9 @@ class RowModel(nn.Module):
 
         projection = self.model.get_output_embeddings()
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        return Head(projection.weight, projection.bias, softcap, self.vocabulary_shard)
+        # With the mask token's row trained by itself a tied head is peft's, which has a weight and no bias.
+        bias = getattr(projection, "original_module", projection).bias
+        return Head(projection.weight, bias, softcap, self.vocabulary_shard)
 
     @cached_property
     def shape(self) -> Shape:

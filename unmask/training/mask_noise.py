@@ -26,7 +26,7 @@ class MaskNoise:
         self.mask_token_id, self.steps, self.seed = mask_token_id, steps, seed
         self.spread = float(embedding.weight.detach().float().std())
         self.noise: torch.Tensor | None = None
-        self._width = embedding.embedding_dim
+        self._width = embedding.weight.shape[1]
         embedding.register_forward_hook(self._add)
 
     def at(self, step: int) -> None:

@@ -35,6 +35,8 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     embeddings = {
         id(each) for module in model.modules() if isinstance(module, nn.Embedding) for each in module.parameters()
     }
+    # A row that is trained by itself (model.lora.train: [mask_token]) is of an embedding, too.
+    embeddings |= {id(each) for name, each in model.named_parameters() if ".trainable_tokens_delta." in name}
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = {id(parameter) for parameter in output.parameters()} if output is not None else set()
     members: dict[str, list[nn.Parameter]] = {"hidden": [], "experts": [], "decayed": [], "kept": []}

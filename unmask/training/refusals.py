@@ -11,6 +11,7 @@ import torch
 
 from unmask.config import Config
 from unmask.errors import UserError
+from unmask.models import lora
 from unmask.objectives import Objective
 from unmask.rows import Document
 from unmask.training.noise_scale import measurable
@@ -30,6 +31,7 @@ def check_settings(config: Config, objective: Objective) -> None:
             f"set training.steps=null, or leave epochs out"
         )
     _check_names(config)
+    lora.check_config(config)
     if training.offload_activations and training.checkpointing not in ("full", "selective"):
         raise UserError(
             f"training.offload_activations=true has no effect with training.checkpointing={training.checkpointing}: "

@@ -98,6 +98,7 @@ class Run:
             "optimizer.name": self.config.optimizer.name,
             "optimizer.state": self.config.optimizer.state,
             "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": self.shapes},
+            **({"model.lora": self.config.model.lora.model_dump(mode="json")} if self.config.model.lora.rank else {}),
         }
 
 

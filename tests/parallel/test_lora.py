@@ -1,0 +1,54 @@
+"""Runs with adapters give on any number of processes what they give on one, and go on on another mesh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.parallel.resumption import goes_on
+from tests.parallel.test_parity import STEPS, TOLERANCE, close, name
+from tests.parallel.trainer_cases import Case, train
+
+ADAPTERS = ("model.lora.rank=3", "model.lora.alpha=6", "training.ema=0.9")
+DORA = (*ADAPTERS, "model.lora.dora=true", "model.lora.train=[mask_token]")
+EXTRAS = (*ADAPTERS, "model.lora.rslora=true", "model.lora.train=[embeddings,norms]")
+BASE = Case("block_diffusion (bd3lm)", blocks=1, placement="auto", batch_size=4, micro_batch=1, options=ADAPTERS)
+MATRIX = [
+    replace(BASE, replicas=2),
+    replace(BASE, blocks=2, placement="csbp", micro_batch=2, options=DORA, checkpointing="full"),
+    replace(BASE, shards=2, zero=3, options=DORA),
+    replace(BASE, shards=2, zero=2, options=EXTRAS, checkpointing="selective", dtype="float32"),
+    replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, options=EXTRAS, checkpointing="mlp"),
+    replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, dtype="float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    made = {}
+
+    def of(case):
+        if case.alone() not in made:
+            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
+        return made[case.alone()]
+
+    return of
+
+
+@pytest.mark.parametrize("case", MATRIX, ids=name)
+def test_adapters_on_any_number_of_processes_are_those_of_one(case, workers, alone, tmp_path):
+    one, ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
+    assert len(one["loss"]) == STEPS
+    for key in ("loss", "norm"):
+        close(ranks[0][key], one[key], TOLERANCE[case.dtype], key)
+    for ours in ranks:
+        for key, weight in one["weights"].items():
+            close(ours["weights"][key], weight, TOLERANCE[case.dtype], key)
+    moved = [key for key in one["weights"] if "lora_B" in key]
+    assert len(moved) == 14 and all(np.abs(one["weights"][key]).max() > 0 for key in moved)
+
+
+def test_a_run_with_adapters_goes_on_on_another_mesh(workers, alone, tmp_path):
+    goes_on(workers, MATRIX[2], MATRIX[1], alone(MATRIX[1]), tmp_path)

@@ -1,0 +1,59 @@
+"""Adapters alone, in peft's format: adapter_model.safetensors, adapter_config.json, and how they were trained.
+
+`PeftModel.from_pretrained(base, folder)` opens it onto the model that the run started from. unmask.json, which
+peft does not read, has {"model", "objective", "mask_token_id"}, for unmask's own sampler and evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+from unmask.errors import UserError
+from unmask.models import lora
+from unmask.models.checkpoints import ADAPTERS, OpenModel
+
+CARD = """\
+# Adapters of a diffusion language model trained with unmask
+
+They go onto `{base}`:
+
+    base = AutoModelForCausalLM.from_pretrained("{base}")
+    base.resize_token_embeddings({rows}, mean_resizing=False)  # where it has fewer
+    model = PeftModel.from_pretrained(base, "{folder}")
+
+To sample: `unmask sample {folder} --prompt "..."`. The whole model: `unmask export {folder} OUT --format hf`.
+"""
+
+
+def write(opened: OpenModel, folder: Path) -> None:
+    """Save the adapters; UserError for a model without, or one whose base is no folder."""
+    from safetensors.torch import save_file
+
+    from unmask.export.hf import name_of
+
+    model, settings = opened.model, opened.settings
+    if settings is None or not settings.lora.rank:
+        raise UserError("format=peft writes adapters, and this model was trained without (model.lora.rank): use hf")
+    if settings.name is None:
+        raise UserError("format=peft: the adapters' base is no folder (model.config, random weights): use format=hf")
+    tensors = lora.state(model, settings.lora)
+    whole = {name.split(".")[-2] for name in tensors if ".lora_" not in name and ".token_adapter." not in name}
+    config = deepcopy(model.peft_config[lora.ADAPTER])
+    config.base_model_name_or_path = str(Path(settings.name).absolute())
+    config.task_type, config.inference_mode = "CAUSAL_LM", True
+    config.modules_to_save = sorted(whole) or None
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    recorded = {
+        "model": settings.model_dump(mode="json") | {"name": config.base_model_name_or_path},
+        "objective": {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")},
+        "mask_token_id": opened.mask_token_id,
+    }
+    (folder / ADAPTERS).write_text(json.dumps(recorded, indent=1), encoding="utf-8")
+    if opened.tokenizer is not None:
+        opened.tokenizer.save_pretrained(folder)
+    rows = model.get_input_embeddings().weight.shape[0]
+    card = CARD.format(base=settings.name, rows=rows, folder=folder.name)
+    (folder / "README.md").write_text(card, encoding="utf-8")
