@@ -369,6 +369,18 @@ def sample(
 
 
 @dataclass
+class Evaluate:
+    """What `eval` does, one of these."""
+
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated."),
+    ] = (None,)
+    generate: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts and answers, JSONL.")] = (None,)
+    tasks: Annotated[str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval.")] = (None,)
+
+
+@dataclass
 class Measure:
     """How much `eval` measures of what."""
 
@@ -391,17 +403,12 @@ class Measure:
 @grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    what: Evaluate,
     measure: Measure,
     options: Annotated[
         list[str] | None,
         typer.Argument(help="Of the sampler: length=64 ...", metavar="option=value", autocompletion=complete.options),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated."),
-    ] = None,
-    generate: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts and answers, JSONL.")] = None,
-    tasks: Annotated[str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -409,7 +416,7 @@ def evaluate(
     from unmask.evaluation.command import run
     from unmask.tracking.reading import steps
 
-    kinds = {"--data": data, "--generate": generate, "--tasks": tasks}
+    kinds = {f"--{name}": value for name, value in vars(what).items()}
     progress = steps if launched.rank() == 0 else None
     told = run(_weights(checkpoint, ema), kinds, vars(measure), options or [], progress=progress, as_json=as_json)
     if launched.rank() == 0:
