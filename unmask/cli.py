@@ -375,9 +375,9 @@ class Evaluate:
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated."),
-    ] = (None,)
-    generate: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts and answers, JSONL.")] = (None,)
-    tasks: Annotated[str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval.")] = (None,)
+    ] = None
+    generate: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts and answers, JSONL.")] = None
+    tasks: Annotated[str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval.")] = None
 
 
 @dataclass
