@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -380,35 +380,58 @@ def sample(
 
 
 @dataclass
-class Measure:
-    """How much `eval` measures."""
+class Evaluate:
+    """What `eval` does, one of these."""
 
-    packs: Annotated[int, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = 0
-    pack_tokens: Annotated[int, typer.Option(min=2, help="Tokens in a pack; longer documents are cut.")] = 4096
-    draws: Annotated[int, typer.Option(min=1, help="Noise draws per chunk.")] = 1
-    seed: Annotated[int, typer.Option(help="Of the noise and of the choice of packs.")] = 0
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated."),
+    ] = None
+    generate: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts and answers, JSONL.")] = None
+    tasks: Annotated[str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval.")] = None
+
+
+@dataclass
+class Measure:
+    """How much `eval` measures of what."""
+
+    packs: Annotated[int | None, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = None
+    pack_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in a pack (4096); longer documents are cut.")
+    ] = None
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Noise draws per chunk (1), or per answer of tasks (32).")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Of the noise, and of the choice of packs and examples.")] = None
+    levels: Annotated[int | None, typer.Option(min=0, help="Also by noise level, in so many bins.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.")] = None
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question of a task.")] = None
+    include_path: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Task files of your own.")] = None
+    apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Ask tasks as in a chat.")] = False
 
 
 @app.command("eval")
 @grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
-    data: Annotated[
-        list[str], typer.Option(metavar="[NAME=]PATH", help="A prepared dataset, text or JSONL; may be repeated.")
-    ],
+    what: Evaluate,
     measure: Measure,
-    levels: Annotated[int, typer.Option(min=0, help="Also by noise level, in so many bins.")] = 0,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of the sampler: length=64 ...", metavar="option=value", autocompletion=complete.options),
+    ] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """The likelihood bound of texts, in nats per token, with its standard error; torchrun divides the packs."""
-    from unmask.evaluation import describe, evaluate_sets, named
+    """The likelihood bound of texts (torchrun divides the packs), answers to held-out prompts, or tasks of lm-eval."""
+    from unmask.evaluation.command import run
     from unmask.tracking.reading import steps
 
-    with steps("evaluating", "packs") if launched.rank() == 0 else nullcontext() as report:
-        found = evaluate_sets(_weights(checkpoint, ema), named(data), **vars(measure), report=report)
+    kinds = {f"--{name}": value for name, value in vars(what).items()}
+    progress = steps if launched.rank() == 0 else None
+    told = run(_weights(checkpoint, ema), kinds, vars(measure), options or [], progress=progress, as_json=as_json)
     if launched.rank() == 0:
-        print(describe(found, alone=list(found) == data, levels=levels, as_json=as_json))
+        print(told)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The recipes: each is valid, says what it is for, and trains a few steps on tiny data."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -12,13 +13,15 @@ from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.objectives import build
 from unmask.recipes import names, summary, table, text, write
+from unmask.training.plan import plan
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(24)]
 PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in range(24)]
 CHATS = [{"messages": [{"role": "user", "content": f"{first} + 1?"}, {"role": "assistant", "content": str(first + 1)}]}
          for first in range(24)]  # fmt: skip
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-DATA = {"sft": PAIRS, "lora": PAIRS, "chat": CHATS, "diffusion_gemma": PAIRS}
+SFT = ("chat", "llada_sft", "dream_sft", "sdar_sft", "fast_dllm_v2_sft", "llada2_sft")
+DATA = {**dict.fromkeys(SFT, CHATS), "sft": PAIRS, "lora": PAIRS, "diffusion_gemma": PAIRS}
 GEMMA = {**CONFIG, "text_config": {**CONFIG["text_config"], "vocab_size": 320}, "image_token_id": 319}
 #: Sizes of a test, and one process.
 SMALL = {
@@ -30,12 +33,12 @@ SMALL = {
 
 
 def test_there_are_the_commonest_jobs():
-    assert len(names()) == 12
+    assert len(names()) == 17
     for name in names():
         assert summary(name).endswith(".") and len(summary(name)) < 90
         assert f"  unmask train {name}.yaml" in text(name) or f"-m unmask train {name}.yaml" in text(name)
         assert f"runs/{name}" in text(name)
-    assert len(table().splitlines()) == 12
+    assert len(table().splitlines()) == 17
 
 
 @pytest.mark.parametrize("name", names())
@@ -72,6 +75,24 @@ def test_every_recipe_trains(name, tokenizer, tmp_path):
     data = DATA.get(name) or [{"text": each} for each in TEXTS]
     summary = Trainer(config=Config.parse(tree, name)).train(data)
     assert summary.step == 2 and summary.loss is not None and summary.loss > 0
+
+
+def test_a_dry_run_tells_where_answers_end(tokenizer, tmp_path):
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
+    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+
+    def told(template, name="llada_sft"):
+        shutil.copytree(tokenizer, tmp_path / "tokenizer", dirs_exist_ok=True)
+        changed = json.dumps({**settings, "chat_template": template})
+        (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(changed)
+        tree = yaml.safe_load(text(name)) | {"log": {"console": "none"}}
+        tree["model"] = {"config": {**MODEL, "vocab_size": 320}}
+        tree["data"] = {"train": str(tmp_path / "chats.jsonl"), "tokenizer": str(tmp_path / "tokenizer")}
+        return plan(Config.parse(tree, name))["eos"]
+
+    assert told(TEMPLATE) == "never"
+    end = TEMPLATE.replace("\n{%", "<|endoftext|>\n{%")
+    assert told(end, "sdar_sft") == "each answer (<|endoftext|>)"
 
 
 def test_an_unknown_name_and_a_file_that_is_there(tmp_path):

@@ -9,32 +9,17 @@ import pytest
 import torch
 
 from tests.sampling.reference import EOS, MASK, tiny
+from tests.sampling.words import START, TEMPLATE, TURN_END, word_tokenizer
 from unmask.errors import UserError
 from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
 from unmask.sampling import chat, command
 from unmask.sampling.chat import Conversation, talk
 
-START, TURN_END = 36, 37
-TEMPLATE = (
-    "{% for m in messages %}<|start|> {{ m.role }} {{ m.content }} <|end|> {% endfor %}"
-    "{% if add_generation_prompt %}<|start|> assistant {% endif %}"
-)
-
 
 @pytest.fixture
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = [*(f"w{i}" for i in range(31)), "system", "user", "assistant", "?", "<unk>"]
-    vocabulary = {name: place for place, name in enumerate([*names, "<|start|>", "<|end|>", "<|eos|>", "<|mask|>"])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", eos_token="<|eos|>", mask_token="<|mask|>",
-        extra_special_tokens=["<|start|>", "<|end|>"], chat_template=TEMPLATE,
-    )  # fmt: skip
+    return word_tokenizer()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from unmask.data.corpus import stdlib_corpus, stdlib_files
 from unmask.data.dataset import Dataset, Manifest, open_dataset
+from unmask.data.ends import end_policy
 from unmask.data.mixing import Mixture, Source
 from unmask.data.packing import Packs
 from unmask.data.prepare import dataset_from, prepare, source_tokenizer
@@ -18,6 +19,7 @@ __all__ = [
     "Sampler",
     "Source",
     "dataset_from",
+    "end_policy",
     "load_tokenizer",
     "open_dataset",
     "prepare",

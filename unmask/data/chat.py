@@ -156,7 +156,7 @@ def read_template(file: str) -> str:
 def _checked(messages: Any, tools: Any, where: str) -> tuple[list[Any] | None, list[int]]:
     """(tools, which messages are the assistant's) of a conversation that can be learnt from. Raises Bad."""
     _check_messages(messages, where)
-    tools = _tools(tools, where)
+    tools = tools_of(tools, where)
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise Bad(where, 'has no message of the role "assistant", so nothing to learn')
@@ -176,7 +176,7 @@ def _check_messages(messages: Any, where: str) -> None:
             raise Bad(where, f'message {number} ({message["role"]}) has no "content"')
 
 
-def _tools(tools: Any, where: str) -> list[Any] | None:
+def tools_of(tools: Any, where: str) -> list[Any] | None:
     """Tools as a list of JSON schemas; some data sets hold them as a string of JSON."""
     if isinstance(tools, str):
         try:

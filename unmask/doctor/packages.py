@@ -9,6 +9,7 @@ from typing import Any
 #: Extra of unmask -> (distributions of which one must be there, what it is for).
 EXTRAS = {
     "gguf": (("gguf",), "reading models from .gguf files"),
+    "lm-eval": (("lm-eval",), "published benchmarks (unmask eval --tasks)"),
     "ray": (("ray",), "training under Ray Train (launch/ray_train.py)"),
     "tensorboard": (("tensorboard",), "logging to TensorBoard"),
     "trackio": (("trackio",), "logging to Trackio"),

@@ -1,9 +1,13 @@
-"""Evaluation: the likelihood bound of held-out text, with its standard error."""
+"""Evaluation: the likelihood bound of held-out text, answers to held-out prompts, tasks of lm-eval."""
 
 from unmask.evaluation.bound import Bound, Level, Measured, Share, bound, measure, text_bytes
 from unmask.evaluation.evaluate import Evaluation, describe, evaluate, evaluate_sets, named, shared
+from unmask.evaluation.generation import describe_answers, generate
+from unmask.evaluation.likelihood import log_likelihoods
+from unmask.evaluation.tasks import Asked, describe_tasks, evaluate_tasks
 
 __all__ = [
+    "Asked",
     "Bound",
     "Evaluation",
     "Level",
@@ -11,8 +15,13 @@ __all__ = [
     "Share",
     "bound",
     "describe",
+    "describe_answers",
+    "describe_tasks",
     "evaluate",
     "evaluate_sets",
+    "evaluate_tasks",
+    "generate",
+    "log_likelihoods",
     "measure",
     "named",
     "shared",

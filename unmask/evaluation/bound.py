@@ -153,13 +153,13 @@ def measure(
     noisy = single.model_copy(update={"draws": draws})
     levels = iter(noisy.levels([document for pack in packs for document in pack], seed))
     of_pack = [[next(levels) for _ in pack] for pack in packs]
-    mine: dict[int, _Scores] = {}
+    mine: dict[int, Scores] = {}
     training = row_model.training
     row_model.eval()
     for first in range(0, len(packs), share.of):
         # Who has no pack left repeats the last one: a model that is divided over processes needs them all.
         number = min(first + share.index, len(packs) - 1)
-        mine[number] = _scores(row_model, (single, noisy), packs[number], seed, of_pack[number])
+        mine[number] = scores_of(row_model, (single, noisy), packs[number], seed, of_pack[number])
         if report is not None:
             report(min(first + share.of, len(packs)), len(packs))
     row_model.train(training)
@@ -169,7 +169,7 @@ def measure(
     return Measured(ratio(nats, tokens), level, loss, size)
 
 
-class _Scores(NamedTuple):
+class Scores(NamedTuple):
     """Of one pack: nats and tokens of each document with something to score; level, loss and size of each block."""
 
     nats: np.ndarray
@@ -182,16 +182,17 @@ class _Scores(NamedTuple):
 EMPTY = np.empty(0)
 
 
-def _scores(
+def scores_of(
     row_model: RowModel, objectives: tuple[Objective, Objective], pack: Sequence[Document], seed: int, level: list[Any]
-) -> _Scores:
+) -> Scores:
+    """What a pack adds to the bound. objectives: that of evaluation with one noise draw, and with all of them."""
     single, noisy = objectives
     rows = noisy.rows(pack, seed, level).pruned()
     batch = row_model.collate(rows)
     with torch.no_grad():
         nll = row_model(batch, noisy, per_row=True).double().cpu().numpy()
     if len(rows.labelled) == 0:  # only now: a model that is divided over processes needs them all
-        return _Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
+        return Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     label = rows.labelled
     total = np.bincount(rows.document[label], weights=rows.weight[label] * nll, minlength=len(pack))
     nats, tokens = [], []
@@ -201,7 +202,7 @@ def _scores(
             count = single.rows([document], seed).count
             nats.append(float(own) / weight * count)
             tokens.append(count)
-    return _Scores(np.array(nats), np.array(tokens), *scored_blocks(rows, nll))
+    return Scores(np.array(nats), np.array(tokens), *scored_blocks(rows, nll))
 
 
 def ratio(nats: np.ndarray, tokens: np.ndarray) -> Bound:

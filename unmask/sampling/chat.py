@@ -79,6 +79,12 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return Encoder(tokenizer, eos=False).encode([text])[0].tolist() if text else []
 
 
+def end_answers(session: Session, conversation: Conversation) -> None:
+    """Let what ends an answer end it: see the module's docstring."""
+    own = getattr(session.model.generation_config, "eos_token_id", None)
+    session.end_with([*conversation.end_tokens(), *(own if isinstance(own, list) else [] if own is None else [own])])
+
+
 def talk(
     checkpoint: Path,
     overrides: list[str],
@@ -107,8 +113,7 @@ def talk(
     if not session.tokenizer.chat_template:
         raise UserError(f"{checkpoint}: its tokeniser has no chat template; give one with --chat-template FILE")
     conversation = Conversation(session.tokenizer, system)
-    own = getattr(session.model.generation_config, "eos_token_id", None)
-    session.end_with([*conversation.end_tokens(), *(own if isinstance(own, list) else [] if own is None else [own])])
+    end_answers(session, conversation)
     typing = sys.stdin.isatty()
     if typing:
         print(f"{', '.join(COMMANDS)}; Ctrl-C ends an answer", file=sys.stderr)

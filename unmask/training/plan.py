@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from unmask.config import Config
+from unmask.data import end_policy
 from unmask.errors import UserError
 from unmask.parallel.apply import layers_of
 from unmask.parallel.block import Placed, place
 from unmask.parallel.mesh import processes
 from unmask.parallel.picture import facts, picture
 from unmask.parallel.stages import bubble, passes, resolved
-from unmask.rows import Rows, flops
+from unmask.rows import Document, Rows, flops
 from unmask.training import setup
 from unmask.training.batches import micro_batches
 from unmask.training.footprint import footprint
@@ -48,6 +49,7 @@ def plan(config: Config) -> dict[str, Any]:
         "steps": run.steps,
         "epochs": round(run.steps / run.sampler.steps_per_epoch, 4),
         **sources(run),
+        **ends(run, batch),
         "tokens_per_step": sum(len(document) for pack in batch for document in pack),
         "micro_batches_per_step": len(micro),
         "rows_first_step": sum(len(rows) for rows in micro),
@@ -89,6 +91,12 @@ def sources(run: setup.Run) -> dict[str, Any]:
         "source_share": [round(count / sum(seen), 4) for count in seen],
         "source_passes": [round(count, 4) for count in passes],
     }
+
+
+def ends(run: setup.Run, batch: list[list[Document]]) -> dict[str, Any]:
+    """Of pairs and conversations, by the documents of the first step: after which answers an end token is learnt."""
+    policy = end_policy([document for pack in batch for document in pack], run.tokenizer) if run.tokenizer else None
+    return {"eos": policy} if policy else {}
 
 
 def memory_facts(run: setup.Run, micro: list[Rows], placed: list[tuple[Placed, dict[str, Any]]]) -> dict[str, Any]:
