@@ -70,7 +70,7 @@ class Options(Section):
     def _with_preset(cls, values: Any, handler: ModelWrapValidatorHandler[Options]) -> Options:
         """A preset's options are defaults: they do not count as given."""
         name = values.get("preset") if isinstance(values, dict) else None
-        if name is None:
+        if not isinstance(name, str):
             return handler(values)
         if name not in PRESETS:
             raise UserError(
