@@ -258,7 +258,7 @@ def test_an_export_is_told_in_json(settings):
 
 def test_recipes_are_listed_printed_and_written(tmp_path):
     code, out, _ = unmask("recipes")
-    assert code == 0 and len(out.splitlines()) == 10
+    assert code == 0 and len(out.splitlines()) == 17
     assert set(json.loads(unmask("recipes", "--json")[1])) == {line.split()[0] for line in out.splitlines()}
     code, out, _ = unmask("recipes", "mdlm")
     assert code == 0 and yaml.safe_load(out)["objective"] == {"name": "mdlm"}
