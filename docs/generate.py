@@ -135,8 +135,10 @@ def foreign() -> str:
         named = [options.pop("name"), *(f"{key}={value}" for key, value in options.items() if key != "block_size")]
         own = ", ".join(f"`{kind}`" for kind in [*family.types, *family.architectures])
         size = str(options.get("block_size", ""))
-        table.append([family.title, own, masks(family), size, " ".join(named)])
-    return markdown(table, ("models", "model_type or architectures", "mask token", "block size", "objective"))
+        decoded = f"`--as {family.preset}`" if family.preset else ""
+        table.append([family.title, own, masks(family), size, " ".join(named), decoded])
+    columns = ("models", "model_type or architectures", "mask token", "block size", "objective", "sampled as published")
+    return markdown(table, columns)
 
 
 def parallelism() -> str:

@@ -29,10 +29,26 @@ def is_known(raw: dict[str, Any]) -> bool:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """A folder's tokeniser; beside a model that transformers does not know, what its own files say."""
-    from transformers import AutoTokenizer, PretrainedConfig
+    """A folder's tokeniser; UserError where only code in the folder could make it, which is not run.
 
-    options: dict[str, Any] = {}
-    if (folder / "config.json").exists() and not is_known(read_config(folder)):
-        options["config"] = PretrainedConfig()
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
+    Beside a model that transformers does not know its own files say what it is; a class of another name over vocab.json
+    and merges.txt is Qwen's byte-level BPE, as Dream's and Fast-dLLM's are.
+    """
+    from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+    options: dict[str, Any] = {"local_files_only": True}
+    if not (folder / "config.json").exists() or is_known(read_config(folder)):
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+    if _names_code(folder):
+        if (folder / "tokenizer.json").exists():
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
+        if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
+            return Qwen2Tokenizer.from_pretrained(str(folder), **options)
+        raise UserError(f"{folder}: code in the folder makes its tokeniser, and is not run; add a tokenizer.json")
+    return AutoTokenizer.from_pretrained(str(folder), config=PretrainedConfig(), trust_remote_code=False, **options)
+
+
+def _names_code(folder: Path) -> bool:
+    """Whether tokenizer_config.json names a class in the folder."""
+    path = folder / "tokenizer_config.json"
+    return path.exists() and "auto_map" in json.loads(path.read_text(encoding="utf-8"))

@@ -121,7 +121,9 @@ def llada(dtype: torch.dtype = torch.float32, **changes: Any) -> Published:
     return Published(config, t, logits)
 
 
-def qwen(kind: str, architecture: str, *, third: bool = False, bias: bool = True, **changes: Any) -> Published:
+def qwen(
+    kind: str, architecture: str, *, third: bool = False, bias: bool = True, stored_head: bool = False, **changes: Any
+) -> Published:
     """Dream, SDAR, A2D and Fast-dLLM v2: Qwen2 with biases, or Qwen3 (third) with norms of queries and keys."""
     config = {
         "architectures": [architecture], "model_type": kind, "hidden_size": WIDTH, "intermediate_size": INNER,
@@ -148,6 +150,8 @@ def qwen(kind: str, architecture: str, *, third: bool = False, bias: bool = True
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (VOCABULARY, WIDTH)
     t = random(shapes, torch.float32)
+    if stored_head:
+        t["lm_head.weight"] = t["model.embed_tokens.weight"].clone()
 
     def logits(ids: Tensor) -> Tensor:
         eps, base = config["rms_norm_eps"], config["rope_theta"]
@@ -314,6 +318,9 @@ PUBLISHED: dict[str, Callable[[], Published]] = {
     "SDAR": lambda: qwen("sdar", "SDARForCausalLM", third=True, bias=False, head_dim=SIZE, block_size=4),
     "A2D Qwen3": lambda: qwen("a2d-qwen3", "A2DQwen3LMHeadModel", third=True, bias=False, head_dim=SIZE),
     "A2D Qwen2": lambda: qwen("a2d-qwen2", "A2DQwen2LMHeadModel", tie_word_embeddings=True),
+    "A2D Qwen2, stored head": lambda: qwen(
+        "a2d-qwen2", "A2DQwen2LMHeadModel", stored_head=True, tie_word_embeddings=True
+    ),
     "A2D Llama": lambda: qwen("a2d-llama", "A2DLlamaLMHeadModel", bias=False),
     "Fast-dLLM v2": lambda: qwen("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM", bd_size=8, mask_token_id=39),
 }

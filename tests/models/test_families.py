@@ -83,7 +83,15 @@ def test_the_way_back_changes_no_bit(name, tmp_path):
     assert config == made.config
 
 
-@pytest.mark.parametrize("make", [published.llada, lambda dtype: published.llada2(dtype, mask_token_id=39)])
+def wide_gate(dtype):
+    """LLaDA2 with the router of one layer, of two, in fp32."""
+    made = published.llada2(dtype, mask_token_id=39)
+    name = "model.layers.2.mlp.gate.weight"
+    made.tensors[name] = made.tensors[name].float() + 1e-4
+    return made
+
+
+@pytest.mark.parametrize("make", [published.llada, wide_gate])
 def test_dtypes_are_kept_tensor_by_tensor(make, tmp_path, monkeypatch):
     """Published in bf16, with biases of experts in fp32; written in several files."""
     made = make(torch.bfloat16)
@@ -112,15 +120,23 @@ def test_a_folder_opens_as_what_it_was_trained_for(name, kind, size, shift, tmp_
     assert len(found.token) == 8 and opened.mask_token_id not in found.token
 
 
-@pytest.mark.parametrize("name", ["LLaDA, biases, grouped, tied", "LLaDA2, merged", "Dream", "SDAR"])
-def test_a_run_goes_back_to_the_layout_it_came_from(name, tmp_path):
+@pytest.mark.parametrize(
+    "name, objective",
+    [("LLaDA, biases, grouped, tied", {"name": "mdlm", "variant": "llada"}),
+     ("LLaDA-MoE", {"name": "mdlm", "variant": "llada"}),
+     ("LLaDA2, merged", {"name": "block_diffusion", "variant": "llada2", "block_size": 4}),
+     ("Dream", {"name": "mdlm", "variant": "dream"}), ("A2D Llama", {"name": "block_diffusion", "block_size": 4}),
+     ("SDAR", {"name": "block_diffusion", "variant": "sdar", "block_size": 8}),
+     ("Fast-dLLM v2", {"name": "fast_dllm_v2", "block_size": 4})],
+)  # fmt: skip
+def test_a_run_goes_back_to_the_layout_it_came_from(name, objective, tmp_path):
     made = PUBLISHED[name]()
     made.config["mask_token_id"] = 39
     (write(tmp_path / "base", made) / "modeling.py").write_text("raise RuntimeError('this code is never run')\n")
     tree = {
         "model": {"name": str(tmp_path / "base")},
         "data": {"pack_tokens": 64},
-        "objective": {"name": "block_diffusion", "block_size": 4},
+        "objective": objective,
         "training": {"steps": 2, "batch_size": 2},
         "checkpoint": {"path": str(tmp_path / "run")},
         "log": {"console": "none"},
@@ -131,8 +147,9 @@ def test_a_run_goes_back_to_the_layout_it_came_from(name, tmp_path):
     tensors, config = read(out), json.loads((out / "config.json").read_text())
     assert {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in made.tensors.items()}
     assert any(not torch.equal(tensors[key], tensor) for key, tensor in made.tensors.items())
-    recorded = config.pop("unmask")
-    assert recorded["name"] == "block_diffusion" and config == made.config
+    recorded = config.pop("unmask", None)  # only where it is not the family's own objective
+    assert config == made.config
+    assert (recorded is None) == (name in ("LLaDA, biases, grouped, tied", "LLaDA-MoE", "Dream"))
     assert (out / "modeling.py").exists()
     again, trained = open_model(out), open_model(summary.checkpoint)
     assert again.objective == trained.objective
@@ -168,6 +185,13 @@ REFUSED = {
     "other tensor": (lambda m: m.tensors.update({"model.transformer.extra": torch.ones(2)}), published.llada,
                      "holds model.transformer.extra"),
     "shape": (lambda m: m.config.update(mlp_hidden_size=28), published.llada, "has the shape"),
+    "window": (lambda m: m.config.update(use_sliding_window=True), published.llada2, "use_sliding_window=True"),
+    "heads": (lambda m: m.config.update(multi_query_attention=True), published.llada, "n_kv_heads=4 beside"),
+    "clipped": (lambda m: m.config.update(clip_qkv=8.0), published.llada, "clip_qkv=8.0"),
+    "another head": (lambda m: m.tensors.update({"lm_head.weight": torch.ones(40, 16)}), PUBLISHED["A2D Qwen2"],
+                     "lm_head.weight is another tensor"),
+    "another architecture": (lambda m: m.config.update(architectures=["DreamForCausalLM"]), PUBLISHED["Dream"],
+                             "Dream 7B is DreamModel, and another model"),
     "unknown type": (lambda m: m.config.update(model_type="nobodys", architectures=["Other"]), published.llada,
                      "model_type='nobodys'"),
 }  # fmt: skip
@@ -210,3 +234,23 @@ def test_a_tokeniser_comes_and_goes_with_its_model(tmp_path):
     back = export(folder, tmp_path / "back")
     ours, theirs = open_model(back).tokenizer, load(ModelConfig(name=str(folder))).tokenizer
     assert ours.get_vocab() == theirs.get_vocab() and ours.mask_token_id == 1
+
+
+def test_a_tokeniser_of_another_class_is_read_and_its_code_is_not(tmp_path):
+    """Dream's: vocab.json, merges.txt and a class in the folder."""
+    made = PUBLISHED["Dream"]()
+    folder = write(tmp_path / "dream", made)
+    vocab = {token: n for n, token in enumerate(["<|endoftext|>", "a", "b", "ab", "c"])}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    settings = {
+        "tokenizer_class": "DreamTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization.DreamTokenizer", None]},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenization.py").write_text("raise RuntimeError('never run')\n")
+    tokenizer = load(ModelConfig(name=str(folder))).tokenizer
+    assert tokenizer.encode("abc") == [3, 4]
+    (folder / "merges.txt").unlink()
+    with pytest.raises(UserError, match="code in the folder makes its tokeniser"):
+        load(ModelConfig(name=str(folder)))

@@ -1,4 +1,4 @@
-"""How published models are decoded: for each name, the options that its authors' code has as defaults.
+"""How published models are decoded: for each name, the options that its authors describe, as far as we know them.
 
 | name         | source                                                                                              |
 |--------------|-----------------------------------------------------------------------------------------------------|

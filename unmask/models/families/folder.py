@@ -36,7 +36,10 @@ BESIDE = ("*.py", "generation_config.json")
 
 
 def family_of(raw: dict[str, Any]) -> Family | None:
-    """The family that a config.json belongs to; None for those that are transformers' own (or nobody's)."""
+    """The family that a config.json belongs to; None for those that are transformers' own (or nobody's).
+
+    UserError for a model type of a family with an architecture that is not the family's: another model.
+    """
     from unmask.models.families import families
 
     known = [families[name]() for name in families.names()]
@@ -44,7 +47,13 @@ def family_of(raw: dict[str, Any]) -> Family | None:
     for family in known:  # LLaDA-MoE has LLaDA's model_type in some of its configs
         if any(name in family.architectures for name in architectures):
             return family
-    return next((family for family in known if raw.get("model_type") in family.types), None)
+    found = next((family for family in known if raw.get("model_type") in family.types), None)
+    if found is not None and architectures and found.architectures:
+        raise UserError(
+            f"config.json has model_type={raw['model_type']!r} and architectures={architectures}: {found.title} is "
+            f"{' or '.join(found.architectures)}, and another model of that type is not supported"
+        )
+    return found
 
 
 def origin_of(model: PreTrainedModel) -> dict[str, Any] | None:
@@ -121,21 +130,24 @@ def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.
         raise UserError(f"{folder / 'config.json'}: {family.name} cannot be built from it: {reason}") from error
     model.tie_weights()
     merged = any(name.endswith(".experts.down_proj") for name in stored.names)
-    absent, dtypes = fill(model, list(family.parts(shapes(model), raw, merged)), stored, family)
+    filled = fill(model, list(family.parts(shapes(model), raw, merged)), stored, family)
     mask = raw.get("mask_token_id")
     if mask is None and (usual := family.mask(raw)) is not None and usual < len(embedding(model)):
         mask = usual
     if mask is not None:
         model.config.mask_token_id = mask
     origin = {"family": family.name, "config": raw, "folder": str(folder.absolute()), "merged": merged}
-    setattr(model.config, ORIGIN, origin | {"absent": absent, "dtypes": dtypes})
+    setattr(model.config, ORIGIN, origin | filled)
     return model
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family) -> tuple[list[str], dict[str, str]]:
-    """Copy every stored tensor to its places; returns the optional ones that are absent, and by `pattern` the dtypes
-    that are not the usual one."""
+def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family) -> dict[str, Any]:
+    """Copy every stored tensor to its places; returns what its origin records of them.
+
+    absent: optional tensors that are not there; head: the name of a head that is stored although it is the embedding;
+    dtypes: those that are not the usual one, by name.
+    """
     ours, where = tensors(model), defaultdict(list)
     for part in parts:
         where[part.theirs].append(part)
@@ -147,29 +159,39 @@ def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Fami
     for name in absent:
         for part in where[name]:
             ours[part.ours][part.at].zero_()
+    head = family.rename("lm_head.weight", {}) if model.config.tie_word_embeddings else None
     found: dict[str, torch.dtype] = {}
+    tied: Tensor | None = None
     for name, tensor in stored.tensors():
-        if name not in where:
-            if DERIVED.fullmatch(name) or (
-                model.config.tie_word_embeddings and family.rename("lm_head.weight", {}) == name
-            ):
-                continue
+        if name == head:
+            tied = tensor
+        elif name in where:
+            dtype = _copy(tensor, where[name], ours, str(stored.file[name]))
+            found[name] = tensor.dtype if torch.promote_types(dtype, tensor.dtype) == dtype else dtype
+        elif not DERIVED.fullmatch(name):
             raise UserError(
                 f"{stored.file[name]}: holds {name}, for which {type(model).__name__}, as which {family.name} is run, "
                 f"has no place"
             )
-        found[name] = tensor.dtype
-        for part in where[name]:
-            place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
-            if place.shape != piece.shape:
-                wanted = shape_of(where[name], ours)
-                raise UserError(
-                    f"{stored.file[name]}: {name} has the shape {list(tensor.shape)}, config.json says {wanted}"
-                )
-            place.copy_(piece)
+    if tied is not None and not torch.equal(tied.to(embedding(model).dtype), embedding(model)):
+        raise UserError(
+            f"model.name={stored_in(stored)}: config.json ties the head to the embedding, and {head} is another "
+            f"tensor; say in config.json that they are not tied"
+        )
     usual = Counter(found.values()).most_common(1)[0][0]
-    own = {pattern(name): str(dtype).removeprefix("torch.") for name, dtype in found.items() if dtype != usual}
-    return absent, own
+    own = {name: str(dtype).removeprefix("torch.") for name, dtype in found.items() if dtype != usual}
+    return {"absent": absent, "head": None if tied is None else head, "dtypes": own}
+
+
+def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str) -> torch.dtype:
+    """Copy a stored tensor to its places; returns their dtype. UserError for another shape."""
+    for part in parts:
+        place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
+        if place.shape != piece.shape:
+            wanted = shape_of(parts, ours)
+            raise UserError(f"{file}: {part.theirs} has the shape {list(tensor.shape)}, config.json says {wanted}")
+        place.copy_(piece)
+    return ours[parts[0].ours].dtype
 
 
 def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> dict[str, Any]:
@@ -189,13 +211,15 @@ def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> di
     for name in origin["absent"]:
         if all(not ours[part.ours][part.at].any() for part in where[name]):
             del where[name]
+    if origin["head"]:
+        embedded = next(name for name, each in ours.items() if each.data_ptr() == embedding(model).data_ptr())
+        where[origin["head"]] = [Part(origin["head"], embedded, (slice(None),))]
     usual = embedding(model).dtype
-    dtype = {name: getattr(torch, origin["dtypes"].get(pattern(name), ""), usual) for name in where}
+    dtype = {name: getattr(torch, origin["dtypes"].get(name, ""), usual) for name in where}
     bytes_of = {name: _elements(where[name], ours) * dtype[name].itemsize for name in where}
     _save(folder, where, ours, dtype, list(_groups(bytes_of, shard)))
     rows = len(embedding(model))
-    if raw.get(family.vocabulary) is not None or family.vocabulary == "vocab_size":
-        raw[family.vocabulary] = rows
+    raw[family.vocabulary if raw.get(family.vocabulary) is not None else "vocab_size"] = rows
     mask = getattr(model.config, "mask_token_id", None)
     if mask not in (None, raw.get("mask_token_id"), family.mask(raw)):
         raw["mask_token_id"] = mask
@@ -223,7 +247,7 @@ def _save(
         for name in names:
             pieces = [ours[part.ours][part.at].detach() for part in where[name]]
             whole = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to("cpu", dtype[name])
-            # One of a stack of experts shares their memory, which safetensors refuses.
+            # An expert shares the memory of its stack and a tied head the embedding's, which safetensors refuses.
             shard[name] = whole.clone(memory_format=torch.contiguous_format) if where[name][0].at else whole
         save_file(shard, folder / file, metadata={"format": "pt"})
         table |= dict.fromkeys(names, file)
@@ -261,11 +285,6 @@ def shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 def embedding(model: PreTrainedModel) -> Tensor:
     return model.get_input_embeddings().weight
-
-
-def pattern(name: str) -> str:
-    """A tensor's name without the numbers of its layer and expert."""
-    return re.sub(r"\.\d+(?=\.)", ".*", name)
 
 
 def shape_of(parts: list[Part], ours: dict[str, Tensor]) -> list[int]:

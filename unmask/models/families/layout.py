@@ -48,11 +48,14 @@ class Family:
     end_tokens: ClassVar[tuple[int, ...]] = ()
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     fused: ClassVar[dict[str, tuple[str, ...]]] = {}
+    #: The preset of `unmask sample --as` that decodes as its authors do.
+    preset: ClassVar[str | None] = None
     #: Fields of transformers' configuration that config.json has by the same name; null ones keep their default.
     fields: ClassVar[tuple[str, ...]] = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range",
         "rms_norm_eps", "tie_word_embeddings", "rope_parameters", "attention_bias",
+        "attention_dropout",
         "pad_token_id", "bos_token_id", "eos_token_id",
     )  # fmt: skip
     #: Its name of the field that holds the rows of the embedding.

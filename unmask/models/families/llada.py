@@ -23,6 +23,7 @@ class LLaDA(Family):
     """LLaDA 8B and 1.5: Llama's layers under OLMo's names, with biases Qwen2's."""
 
     name, title = "llada", "LLaDA 8B, LLaDA 1.5"
+    preset = "llada"
     types, architectures = ("llada",), ("LLaDAModelLM",)
     mask_token_id = 126336
     end_tokens = (126348,)  # <|eot_id|>
@@ -44,7 +45,8 @@ class LLaDA(Family):
                 "block_type": ("llama",), "activation_type": ("silu",), "layer_norm_type": ("rms",), "rope": (True,),
                 "include_bias": (False, None), "bias_for_layer_norm": (False, None), "alibi": (False, None),
                 "attention_layer_norm": (False, None), "input_emb_norm": (False, None), "scale_logits": (False, None),
-                "layer_norm_with_affine": (True,),
+                "layer_norm_with_affine": (True,), "clip_qkv": (None,), "attention_dropout": (0, None),
+                "residual_dropout": (0, None), "embedding_dropout": (0, None),
             },
         )  # fmt: skip
         width, heads = raw["d_model"], raw["n_heads"]
@@ -52,6 +54,8 @@ class LLaDA(Family):
         pairs = heads if raw.get("n_kv_heads") is None else raw["n_kv_heads"]
         if raw.get("n_kv_heads") is None and raw.get("multi_query_attention"):
             pairs = 1
+        if raw.get("multi_query_attention") is not None and (pairs == 1) != raw["multi_query_attention"]:
+            raise UserError(f"LLaDA: config.json has n_kv_heads={pairs} beside multi_query_attention; keep one of them")
         return {
             "model_type": "qwen2" if raw.get("include_qkv_bias") else "llama",
             "vocab_size": raw.get("embedding_size") or raw["vocab_size"],
@@ -80,6 +84,7 @@ class LLaDAMoE(Family):
     """LLaDA-MoE 7B-A1B: Qwen3-MoE without normalised routing weights, whatever its config says of routing."""
 
     name, title = "llada_moe", "LLaDA-MoE"
+    preset = "llada"
     types, architectures = ("lladamoe", "llada_moe"), ("LLaDAMoEModelLM",)
     mask_token_id = 156895
     objective = {"name": "mdlm", "variant": "llada"}
@@ -113,6 +118,7 @@ class LLaDA2(Family):
     """LLaDA2.0 and 2.1, mini and flash: GLM-4.5's layers, fused queries, keys and values."""
 
     name, title = "llada2", "LLaDA2.x"
+    preset = "llada2"
     types, architectures = ("llada2_moe", "llada21_moe", "llada2_moe_veomni"), ("LLaDA2MoeModelLM",)
     mask_token_id = 156895
     objective = {"name": "block_diffusion", "variant": "llada2", "block_size": 32}
@@ -131,7 +137,11 @@ class LLaDA2(Family):
             raise UserError("LLaDA2 with use_bias: no module of transformers has a bias there, so it is not supported")
         if not raw.get("num_shared_experts"):
             raise UserError("LLaDA2 without shared experts: no module of transformers computes it: not supported")
-        refuse("LLaDA2", raw, {"score_function": ("sigmoid", None), "norm_head": (False, None)})
+        refuse(
+            "LLaDA2",
+            raw,
+            {"score_function": ("sigmoid", None), "norm_head": (False, None)} | {"use_sliding_window": (False, None)},
+        )
         heads = raw["num_attention_heads"]
         return self.kept(raw) | {
             "model_type": "glm4_moe",

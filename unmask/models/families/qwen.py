@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from unmask.models.families.layout import Family
+from unmask.models.families.layout import Family, refuse
 
 
-class Dream(Family):
+class Qwen(Family):
+    """What these have in common: fields of Qwen's sliding windows."""
+
+    fields = (*Family.fields, "use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+
+
+class Dream(Qwen):
     """Dream 7B (2508.15487) and Dream-Coder: Qwen2, a row predicts the token after it."""
 
     name, title = "dream", "Dream 7B"
+    preset = "dream"
     types, architectures = ("Dream",), ("DreamModel",)
     mask_token_id = 151666
     objective = {"name": "mdlm", "variant": "dream"}
@@ -19,10 +26,11 @@ class Dream(Family):
         return self.kept(raw) | {"model_type": "qwen2"}
 
 
-class SDAR(Family):
+class SDAR(Qwen):
     """SDAR (2510.06303) and TraDo (2509.06949): Qwen3, blocks of four."""
 
     name, title = "sdar", "SDAR, TraDo"
+    preset = "sdar"
     types, architectures = ("sdar",), ("SDARForCausalLM",)
     mask_token_id = 151669
     objective = {"name": "block_diffusion", "variant": "sdar", "block_size": 4}
@@ -34,24 +42,29 @@ class SDAR(Family):
         return raw.get("block_size") or raw.get("block_length")
 
 
-class A2D(Family):
+class A2D(Qwen):
     """Autoregressive Qwen2, Qwen3 and Llama that dLLM made diffusion models; their configs name no mask token."""
 
     name, title = "a2d", "A2D (dLLM)"
+    preset = "llada"
     types = ("a2d-qwen3", "a2d-qwen2", "a2d-llama")
     objective = {"name": "mdlm", "variant": "llada"}
 
     def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-        return self.kept(raw) | {"model_type": raw["model_type"].removeprefix("a2d-")}
+        kind = raw["model_type"].removeprefix("a2d-")
+        if kind == "llama":
+            refuse("A2D", raw, {"use_sliding_window": (False, None)})
+        return self.kept(raw) | {"model_type": kind}
 
     def mask(self, raw: dict[str, Any]) -> int | None:
         return {"a2d-qwen3": 151669, "a2d-qwen2": 151665}.get(raw["model_type"])
 
 
-class FastDLLM(Family):
+class FastDLLM(Qwen):
     """Fast-dLLM v2 (2509.26328): Qwen2, blocks of `bd_size`, shifted."""
 
     name, title = "fast_dllm_v2", "Fast-dLLM v2"
+    preset = "fast_dllm_v2"
     types, architectures = ("Fast_dLLM_Qwen",), ("Fast_dLLM_QwenForCausalLM",)
     mask_token_id = 151665
     objective = {"name": "fast_dllm_v2", "block_size": 32}
