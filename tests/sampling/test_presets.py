@@ -281,3 +281,10 @@ def test_what_would_be_ignored_is_refused(given, decoding, message):
     model, _ = tiny()
     with pytest.raises(UserError, match=message):
         sample(model, None, PROMPT, decoding=decoding, length=4, **given)
+
+
+@pytest.mark.parametrize("method", ["prefix_cache", "dual_cache"])
+def test_caches_of_other_blocks_are_for_models_without_windows(method):
+    model, _ = tiny(windows=5)
+    with pytest.raises(UserError, match="has sliding windows: use method=full"):
+        sample(model, None, PROMPT, decoding=FULL, length=4, method=method)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.models import families
+from unmask.models.check import layer_windows
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
@@ -86,6 +87,11 @@ class Session:
             self.sampler = partial(self.sampler, settings=Settings.of(model))
         strategies[options.strategy]
         options.refuse_unused(self.method)
+        if self.method in ("prefix_cache", "dual_cache") and any(layer_windows(model)):
+            raise UserError(
+                f"sample: method={self.method} is for models whose layers all see the whole text, and "
+                f"{type(model).__name__} has sliding windows: use method=full"
+            )
         self.mask: int | None = getattr(model.config, "mask_token_id", None)
         if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
