@@ -85,10 +85,12 @@ def test_an_embedding_without_room_grows_by_the_mean(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "dlm" / "config.json").read_text())["vocab_size"] == WORDS + 1
 
 
-@pytest.mark.parametrize("given", ["w7", "7"])
-def test_a_token_that_is_there_is_taken_by_text_or_id(given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("given", "mask"), [("w7", 7), ("7", 7), (f"w{WORDS - 1}", WORDS - 1)])
+def test_a_token_that_is_there_is_taken_by_text_or_id(given: str, mask: int, tmp_path: Path) -> None:
     made = convert(source(tmp_path / "base"), tmp_path / "dlm", mask_token=given)
-    assert (made.mask_token, made.mask_token_id) == ("w7", 7) and made.row.startswith("a token that the model has")
+    assert (made.mask_token, made.mask_token_id) == (f"w{mask}", mask) and made.row.startswith(
+        "a token that the model has"
+    )
 
 
 def test_annealing_is_in_the_recipe(tmp_path: Path) -> None:

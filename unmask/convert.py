@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from unmask.config import Config, ModelConfig
@@ -100,9 +101,9 @@ def convert(
     if record["name"] != "ar" if record else fields.get("mask_token_id") is not None:
         raise UserError(f"{source}: is a diffusion model already (it has a mask token): train from it with model.name")
     tokenizer = own_tokenizer(source) if source.exists() else None
+    known = None if tokenizer is None else len(tokenizer)
     requested = _requested(mask_token, tokenizer)
     kept = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    before = None if tokenizer is None else len(tokenizer) - int(tokenizer.mask_token_id is not None)
     settings = ModelConfig.parse({"name": str(source), "dtype": kept, "mask_token_id": requested}, str(source))
     loaded = load(settings, tokenizer)
     if loaded.mask_token_id is None:
@@ -118,7 +119,7 @@ def convert(
         write(opened, staged)
         (staged / "run.yaml").write_text(text, encoding="utf-8")
     name = None if loaded.tokenizer is None else loaded.tokenizer.mask_token
-    row = _row(loaded.model, loaded.mask_token_id, before, fields)
+    row = _row(loaded.model, loaded.mask_token_id, known)
     return Conversion(str(folder), objective, block_size, name, loaded.mask_token_id, row, str(folder / "run.yaml"))
 
 
@@ -190,10 +191,10 @@ def _requested(mask_token: str | None, tokenizer: Any) -> int | None:
     return tokenizer.mask_token_id
 
 
-def _row(model: Any, mask: int, known: int | None, fields: dict[str, Any]) -> str:
-    rows = model.get_input_embeddings().weight.shape[0]
-    had = fields.get("vocab_size", rows if known is None else known)
-    if mask >= had:
+def _row(model: Any, mask: int, known: int | None) -> str:
+    """Where the mask token's embedding comes from. known: tokens that the tokeniser had."""
+    weight = model.get_input_embeddings().weight.detach()
+    if mask == len(weight) - 1 and torch.equal(weight[mask], weight[:mask].mean(0)):  # as `ensure_mask_token` grows it
         return f"a new row, which starts as the mean of the other {mask:,}"
     if known is not None and mask >= known:
         return "a padded row that no token had, as it was"

@@ -101,7 +101,7 @@ class DataConfig(Section):
 
 class ObjectiveConfig(Section):
     model_config = ConfigDict(extra="allow")
-    #: ar, mdlm, block_diffusion, fast_dllm_v2, diffusion_gemma, or one that another package registered.
+    #: ar, mdlm, block_diffusion, fast_dllm_v2, i_dlm, diffusion_gemma, or one that another package registered.
     name: str = "block_diffusion"
 
     def options(self) -> dict[str, Any]:
