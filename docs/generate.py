@@ -236,6 +236,23 @@ def experts() -> str:
     return markdown(table, (*axes, "zero", "objectives", "checkpointing"))
 
 
+def further() -> str:
+    """What else is proven on several processes: hybrids, adapters, DiffusionGemma; mesh, placement, checkpointing."""
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.parallel.test_diffusion_gemma import GEMMA_MATRIX
+    from tests.parallel.test_hybrids import CASES
+    from tests.parallel.test_lora import MATRIX
+
+    adapters = [(f"adapters, {case.objective}", case) for case in MATRIX]
+    table = []
+    for name, case in [*((case.objective, case) for case in [*CASES, *GEMMA_MATRIX]), *adapters]:
+        sizes = (case.replicas, case.shards, case.blocks, case.experts)
+        placement = case.placement if case.blocks > 1 else ""
+        table.append([name, *map(str, sizes), placement, str(case.zero or ""), case.checkpointing, case.dtype])
+    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "expert_parallel_size")
+    return markdown(table, ("objective", *axes, "placement", "zero", "checkpointing", "dtype"))
+
+
 TRACKERS = ("tensorboard", "trackio", "wandb", "mlflow")
 BUILTIN = ("ar", "mdlm", "block_diffusion", "fast_dllm_v2", "i_dlm", "diffusion_gemma")
 TABLES = {
@@ -250,6 +267,7 @@ TABLES = {
     "tensor": tensor,
     "pipeline": pipeline,
     "experts": experts,
+    "further": further,
 }
 
 

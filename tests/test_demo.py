@@ -172,7 +172,7 @@ def test_export(folder):
         (["sample", "nowhere"], "unmask: nowhere: no such checkpoint folder\n"),
         (["sample", "out", "tempreture=1"], "unmask: sample: unknown key 'tempreture' (did you mean 'temperature'?)"),
         (["eval", "out", "--data", "nowhere"], "unmask: nowhere: no such dataset, file or folder\n"),
-        (["export", "out", "new", "--format", "gguf"], "unmask: unknown format 'gguf'; known: hf\n"),
+        (["export", "out", "new", "--format", "gguf"], "unmask: unknown format 'gguf'; known: family, hf, peft\n"),
         (["export", "out", "new", "--dtype", "int3"], "unmask: dtype=int3: "),
         (["demo", "--out", "said"], "unmask: said: exists and is not a demo's folder"),
     ],

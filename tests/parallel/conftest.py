@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.parallel.trainer_cases import train
 from tests.parallel.workers import Workers
 
 
@@ -17,3 +18,16 @@ def workers():
     yield of
     for group in made.values():
         group.close()
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """The run of a case on one process; made once for all cases that share it."""
+    made = {}
+
+    def of(case):
+        if case.alone() not in made:
+            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
+        return made[case.alone()]
+
+    return of

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel.test_parity import TOLERANCE, close, name
-from tests.parallel.trainer_cases import HYBRIDS, STEPS, Case, train
+from tests.parallel.test_parity import is_one, name
+from tests.parallel.trainer_cases import HYBRIDS, Case, train
 
 BASE = Case("i_dlm", "csbp", "auto")
 SMOOTH = {"dtype": "float32", "options": ("optimizer.eps=1e-4",)}
@@ -21,16 +21,6 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_any_number_of_processes_is_one(case, workers, tmp_path):
+def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     assert case.objective in HYBRIDS
-    one, ranks = (
-        train(case.alone(), str(tmp_path / "alone")),
-        workers(case.ranks).run(train, case, str(tmp_path / "run")),
-    )
-    tolerance = TOLERANCE[case.dtype]
-    assert len(one["loss"]) == STEPS
-    for key in ("loss", "norm"):
-        close(ranks[0][key], one[key], tolerance, key)
-    for ours in ranks:
-        for key, weight in one["weights"].items():
-            close(ours["weights"][key], weight, tolerance, key)
+    is_one(workers(case.ranks).run(train, case, str(tmp_path)), alone(case), case)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.resumption import goes_on
-from tests.parallel.test_parity import STEPS, TOLERANCE, close, name
+from tests.parallel.test_parity import is_one, name
 from tests.parallel.trainer_cases import Case, train
 
 ADAPTERS = ("model.lora.rank=3", "model.lora.alpha=6", "training.ema=0.9")
@@ -25,27 +25,10 @@ MATRIX = [
 ]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    made = {}
-
-    def of(case):
-        if case.alone() not in made:
-            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
-        return made[case.alone()]
-
-    return of
-
-
 @pytest.mark.parametrize("case", MATRIX, ids=name)
 def test_adapters_on_any_number_of_processes_are_those_of_one(case, workers, alone, tmp_path):
     one, ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
-    assert len(one["loss"]) == STEPS
-    for key in ("loss", "norm"):
-        close(ranks[0][key], one[key], TOLERANCE[case.dtype], key)
-    for ours in ranks:
-        for key, weight in one["weights"].items():
-            close(ours["weights"][key], weight, TOLERANCE[case.dtype], key)
+    is_one(ranks, one, case)
     moved = [key for key in one["weights"] if "lora_B" in key]
     assert len(moved) == 14 and all(np.abs(one["weights"][key]).max() > 0 for key in moved)
 

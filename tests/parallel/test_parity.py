@@ -238,19 +238,6 @@ MATRIX += [*PIPELINE, *MLP, *EXPERTS]
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory):
-    """The run of a case on one process; made once for all cases that share it."""
-    made = {}
-
-    def of(case):
-        if case.alone() not in made:
-            made[case.alone()] = train(case.alone(), str(tmp_path_factory.mktemp("alone")))
-        return made[case.alone()]
-
-    return of
-
-
 def name(case):
     sizes = f"{case.replicas}x{case.blocks}" + (f"x{case.shards} zero {case.zero}" if case.zero else "")
     sizes += f" tensor {case.tensor}" if case.tensor > 1 else ""
@@ -263,11 +250,20 @@ def name(case):
 @pytest.mark.parametrize("case", MATRIX, ids=name)
 def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, all_ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
+    assert bool(one["bound"]) == (EVALUATED[0] in case.options)
+    is_one(all_ranks, one, case, (*KEYS, "bound", *(["routing"] if case.pipeline == 1 else [])))
+
+
+KEYS = ("loss", "norm")
+
+
+def is_one(ranks, one, case, keys=KEYS):
+    """Every number that the ranks logged, and the weights that each ends with, are those of one process."""
     tolerance = TOLERANCE[case.dtype]
-    assert len(one["loss"]) == STEPS and bool(one["bound"]) == (EVALUATED[0] in case.options)
-    for key in ("loss", "norm", "bound", *(["routing"] if case.pipeline == 1 else [])):
-        close(all_ranks[0][key], one[key], tolerance, key)
-    for ours in all_ranks:
+    assert len(one["loss"]) == STEPS
+    for key in keys:
+        close(ranks[0][key], one[key], tolerance, key)
+    for ours in ranks:
         assert ours["step"] == STEPS
         close(ours["last"], one["last"], tolerance)
         for key, weight in one["weights"].items():
