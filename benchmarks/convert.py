@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from common import Figure, report
 
 #: Tokens of a pack, packs of an evaluation, holes that are filled.
-PACK, PACKS, HOLES = 512, 8, 6
+PACK, PACKS, HOLES = 512, 8, 24
 #: Steps that the step rate is measured on, after one that warms up.
 RATED = 4
 
@@ -56,14 +56,13 @@ def settings(model: Path, data: Path, run: Path, objective: dict[str, Any], step
         "model": {"name": str(model)},
         "data": {"train": str(data / "train"), "pack_tokens": PACK},
         "objective": objective,
-        "optimizer": {"learning_rate": 1e-4, "weight_decay": 0.0},
-        "schedule": {"name": "wsd", "warmup": min(30, steps)},
+        "optimizer": {"learning_rate": 2e-4, "weight_decay": 0.0},
+        "schedule": {"name": "wsd", "warmup": 0.05},
         "training": {
             "steps": steps,
             "batch_size": 2,
             "micro_batch": 1,
             "precision": "bf16",
-            "checkpointing": "selective",
         },
         "parallel": {"block_parallel_size": 2, "placement": "csbp", "exchange": "auto"},
         "checkpoint": {"path": str(run)},
