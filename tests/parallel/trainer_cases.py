@@ -144,19 +144,25 @@ class Case:
         return {**sizes, "placement": self.placement, "exchange": self.exchange, **node}
 
 
-def documents(kind: str) -> list[dict[str, Any]]:
-    """Records of token ids below 63. prompt: three tokens of four are a prompt, some documents are nothing else."""
+def documents(kind: str, below: int = 63) -> list[dict[str, Any]]:
+    """Records of token ids. prompt: three tokens of four are a prompt, some documents are nothing else."""
     generator = np.random.default_rng(5)
     size = {"packed": (3, 40), "long": (PACK, PACK + 1), "prompt": (30, 60)}[kind]
     found = []
     for number in range(60):
-        ids = generator.integers(0, 63, generator.integers(*size)).tolist()
+        ids = generator.integers(0, below, generator.integers(*size)).tolist()
         prompt = 0 if kind != "prompt" else len(ids) if number % 5 == 0 else 3 * len(ids) // 4
         found.append({"input_ids": ids, "loss_mask": [int(i >= prompt) for i in range(len(ids))]})
     return found
 
 
-def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
+def held(model: Any) -> int:
+    """Bytes of the memory behind the parameters that this process has."""
+    locals_of = [getattr(each, "_local_tensor", each) for each in model.parameters()]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in locals_of}.values())
+
+
+def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> dict[str, Any]:
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
     from tests.training.tiny import config, log, stop_at
     from unmask.models.checkpoints import open_model
@@ -166,12 +172,14 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
     settings = config(Path(path), *case.overrides(), objective=objective, model=MODELS[case.model])
     evaluated = settings.evaluation.every or None
     trainer = Trainer(config=settings, callbacks=[stop_at(stop)] if stop else [])
-    summary = trainer.train(documents(case.data), documents("prompt")[:7] if evaluated else None)
+    summary = trainer.train(documents(case.data, below), documents("prompt")[:7] if evaluated else None)
     # Only the first process writes the log, and it may still be writing.
     records = log(Path(path)) if trainer.mesh.first else []
     bound = summary.validation
     return {
         "step": summary.step,
+        "deferred": sorted(trainer.run.deferred.names),
+        "held": held(trainer.run.model),
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],
         "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from unmask.attention import NAME, register
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.hf import open_tokenizer, read_config
 from unmask.models import lora
 from unmask.models.families import family_of
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, auto_model, load, over_rows
+from unmask.models.load import DTYPES, adapt, empty_model, load
 from unmask.objectives import Objective, build, rebuild
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
 
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
-    model = _empty_model(folder / "hf", config.model.dtype)
+    model = empty_model(folder / "hf", getattr(torch, config.model.dtype))
     lora.adapt(model, config.model.lora)
     load_weights(model, folder)
     if ema:
@@ -232,20 +231,6 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     objective = rebuild(config.objective.name, state["objective"]).bind(model, tokenizer, mask)
     settings = config.model if config.model.lora.rank else None
     return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
-
-
-def _empty_model(folder: Path, dtype: str) -> PreTrainedModel:
-    """The model that config.json describes, its attention ours, its weights not yet written."""
-    from transformers import AutoConfig
-    from transformers.initialization import no_init_weights
-
-    register()
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    with no_init_weights():
-        model = auto_model(config.model_type).from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
-    model.tie_weights()
-    over_rows(model)
-    return model
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:

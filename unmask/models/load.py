@@ -17,6 +17,10 @@ from unmask.models import experts, lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
+from unmask.models.families.deferred import Deferred
+from unmask.models.families.folder import fill, shapes
+from unmask.models.families.layout import Own
+from unmask.models.families.stored import Stored
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.registry import nearest
@@ -45,16 +49,18 @@ def load(
     seed: int = 0,
     device: str | torch.device = "cpu",
     vocab_size: int | None = None,
+    deferred: Deferred | None = None,
 ) -> LoadedModel:
     """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
 
     vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
-    function of `seed`. UserError: no such folder, unknown type or key, attention that bypasses the interface.
+    function of `seed`. deferred: takes note of the weights of a folder that are read later. UserError: no such folder,
+    unknown type or key, attention that bypasses the interface.
     """
     register()
     dtype = getattr(torch, config.dtype)
     if config.name:
-        model = _from_checkpoint(Path(config.name), dtype)
+        model = _from_checkpoint(Path(config.name), dtype, deferred)
         tokenizer = tokenizer or own_tokenizer(Path(config.name))
     elif config.config:
         model = _from_config(config.config, dtype, seed, vocab_size)
@@ -64,7 +70,10 @@ def load(
         )
     adapt(model)
     mask_token_id = _mask_token(model, tokenizer, config.mask_token_id)
-    model.to(device)
+    if deferred is not None and deferred.names:
+        deferred.move(model, device)
+    else:
+        model.to(device)
     check_attention(model)
     if config.fused:
         fuse(model)
@@ -108,7 +117,7 @@ def _mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | None) -
     return None
 
 
-def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) -> PreTrainedModel:
     if not path.exists():
         raise UserError(f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub)")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
@@ -123,10 +132,14 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
     elif (family := family_of(raw := read_config(path))) is not None:
-        return open_folder(path, family, raw, dtype)
+        return open_folder(path, family, raw, dtype, deferred)
     else:
         _check_type(path, raw)
     try:
+        if deferred is not None and path.is_dir():
+            model = _deferring(path, read_config(path), dtype, deferred)
+            if model is not None:
+                return model
         with bars_in_terminals_only():
             model, info = auto_model(_type_of(folder)).from_pretrained(folder, output_loading_info=True, **options)
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
@@ -136,6 +149,33 @@ def _from_checkpoint(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise UserError(f"model.name={path}: the checkpoint holds no {names[0]}{more}, which would stay random")
     return model
+
+
+def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model that config.json describes, its attention ours, its weights not yet written."""
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+
+    register()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with no_init_weights():
+        model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
+    model.tie_weights()
+    over_rows(model)
+    return model
+
+
+def _deferring(folder: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred) -> PreTrainedModel | None:
+    """The model of a folder that holds what transformers calls its own, by these names; None for any other folder."""
+    if raw.get("quantization_config") or DIFFUSION_GEMMA in raw.values() or not [*folder.glob("*.safetensors")]:
+        return None
+    stored, model = Stored(folder), empty_model(folder, dtype)
+    parts = list(Own().parts(shapes(model), raw, False))
+    if {part.theirs for part in parts} != stored.names:
+        return None  # transformers renames, merges or leaves out some
+    deferred.lend(model, parts, stored)
+    fill(model, parts, stored, Own(), deferred.names)
+    return model.eval()
 
 
 def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None) -> PreTrainedModel:

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from unmask.attention.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models.experts import PARAMETERS, Compute, Take, experts_of, inverse, unfit
+from unmask.parallel.mesh import part_of
 
 
 @dataclass
@@ -72,12 +73,11 @@ class _Exchange(torch.autograd.Function):
 
 
 def divide(model: nn.Module, axis: ExpertAxis) -> None:
-    """Every rank keeps its experts; all of them hold the same model, so that each takes its part without asking."""
+    """Every rank keeps its experts."""
     for module in experts_of(model).values():
         for name in PARAMETERS:
-            parameter: Any = getattr(module, name)
-            value = distribute_tensor(parameter.detach(), axis.mesh, [Shard(0)], src_data_rank=None)
-            setattr(module, name, nn.Parameter(value, requires_grad=parameter.requires_grad))
+            parameter = getattr(module, name)
+            setattr(module, name, part_of(parameter, axis.mesh, Shard(0)))
         module.dispatch = axis  # type: ignore[assignment]
 
 

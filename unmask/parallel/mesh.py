@@ -20,8 +20,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, distribute_tensor
 
 from unmask.attention.exchange import Axis, Traffic, Wire
 from unmask.config import ParallelConfig, flat
@@ -335,6 +336,16 @@ def _made(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
         mesh.close()
         for each in made:
             dist.destroy_process_group(each)
+
+
+@torch.no_grad()
+def part_of(parameter: nn.Parameter, over: DeviceMesh, placement: Placement) -> nn.Parameter:
+    """This rank's part of a parameter that all ranks hold alike, so that none asks another, in memory of its own."""
+    value = distribute_tensor(parameter.detach(), over, [placement], src_data_rank=None)
+    local = value.to_local()
+    if local.untyped_storage().nbytes() > local.nbytes:  # a view, which would keep the whole
+        local.data = local.clone()
+    return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
 
 def _device_meshes(

@@ -215,6 +215,10 @@ def balanced(costs: Sequence[float], stages: int, first: float = 0.0, last: floa
     return found[::-1]
 
 
+def _forget(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
 def measured(
     row_model: RowModel, rows: Rows, objective: Objective, repeats: int = 3
 ) -> tuple[list[float], float, float]:
@@ -237,6 +241,9 @@ def measured(
         return [end.remove for end in ends]
 
     remove = [end for layer in layers for end in watched(layer)]
+    # Gradients go as they come: this process holds the whole model for the last time.
+    remove += [each.register_post_accumulate_grad_hook(_forget).remove for each in row_model.parameters()
+               if each.requires_grad]  # fmt: skip
     training = row_model.training
     row_model.train()
     found = []
@@ -248,7 +255,6 @@ def measured(
             mark()
             terms.sum.backward()
             mark()
-            row_model.zero_grad(set_to_none=True)
             found.append(np.diff(marks))
     finally:
         for end in remove:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unmask.attention.exchange import Traffic
 from unmask.config import Config
@@ -31,6 +31,7 @@ from unmask.errors import UserError
 from unmask.models import RowModel
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
 from unmask.objectives import Objective, objectives
+from unmask.parallel.mesh import part_of
 
 COLUMN, ROW = "colwise", "rowwise"
 #: Styles of transformers' plans; of a module that is replicated, gradients are summed over the axis.
@@ -253,7 +254,7 @@ def _divide(row_model: RowModel, axis: TensorAxis) -> None:
         for name, parameter in own.items():
             if parameter not in made:  # tied weights stay tied
                 placement = Shard(dims[parameter]) if parameter in dims else Replicate()
-                made[parameter] = _divided(parameter, axis, placement)
+                made[parameter] = part_of(parameter, axis.mesh, placement)
             module.register_parameter(name, made[parameter])
         if own:
             _compute_locally(module, list(own), axis.size if module in summands else 1)
@@ -280,12 +281,6 @@ def divided_dims(model: Any) -> dict[nn.Parameter, int]:
         **{own: 0 for module in columns for own in module._parameters.values() if own is not None},
         **dict.fromkeys(rows, 1),
     }
-
-
-def _divided(parameter: nn.Parameter, axis: TensorAxis, placement: Placement) -> nn.Parameter:
-    """All ranks hold the same parameter, so that each takes its part without asking."""
-    value = distribute_tensor(parameter.detach(), axis.mesh, [placement], src_data_rank=None)
-    return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
 
 def _compute_locally(module: nn.Module, names: list[str], ranks: int) -> None:

@@ -21,6 +21,7 @@ from unmask.models import LoadedModel, RowModel, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.models.families import ORIGIN
+from unmask.models.families.deferred import Deferred
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
@@ -55,6 +56,8 @@ class Run:
     steps: int
     #: Of the whole model's parameters, by name.
     shapes: dict[str, list[int]]
+    #: What each process reads of the model's weights when it knows its part.
+    deferred: Deferred
 
     @property
     def autocast(self) -> bool:
@@ -137,12 +140,14 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     sources = _sources(train)
     tokenizer = _tokenizer(config, [source for _, source, _ in sources])
     packs = _mixture(config, sources, tokenizer)
+    deferred = Deferred()
     loaded = load(
         config.model,
         tokenizer,
         seed=config.training.seed,
         device=device,
         vocab_size=None if tokenizer is None else len(tokenizer),
+        deferred=deferred if divides(config) else None,
     )
     for source in packs.sources:
         _check_vocabulary(loaded.model, loaded.tokenizer, source)
@@ -174,7 +179,17 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         validation=held_out,
         steps=steps,
         shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
+        deferred=deferred,
     )
+
+
+def divides(config: Config) -> bool:
+    """Whether a process is to hold a part of the model only."""
+    parallel = config.parallel
+    if config.model.lora.dora:  # its magnitudes are of the weights, before these are divided
+        return False
+    sizes = parallel.model_parallel_size, parallel.pipeline_stages, parallel.expert_parallel_size
+    return max(sizes) > 1 or (bool(parallel.level) and parallel.shards > 1)
 
 
 def balanced(run: Run) -> list[int]:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from unmask.attention import NAME
 from unmask.errors import UserError
+from unmask.models.families.deferred import Deferred
 from unmask.models.families.layout import Family, Part
+from unmask.models.families.stored import Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,47 +72,13 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(token for token in known if token < len(embedding(model)))
 
 
-class Stored:
-    """The tensors of a folder of safetensors, by name; files are opened one at a time."""
-
-    def __init__(self, folder: Path):
-        from safetensors import SafetensorError, safe_open
-
-        self.file: dict[str, Path] = {}
-        index = folder / "model.safetensors.index.json"
-        paths = sorted(folder.glob("*.safetensors"))
-        if index.exists():
-            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            paths = [folder / name for name in dict.fromkeys(table.values())]
-        for path in paths:
-            if not path.exists():
-                raise UserError(f"{path}: the index names this file, and it is missing")
-            try:
-                with safe_open(path, "pt") as file:
-                    self.file |= dict.fromkeys(file.keys(), path)
-            except SafetensorError as error:
-                raise UserError(f"{path}: not a safetensors file ({error}); fetch it again") from None
-        if not self.file:
-            raise UserError(f"model.name={folder}: holds no safetensors file; convert its weights to safetensors first")
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.file)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, file by file."""
-        from safetensors import safe_open
-
-        for path in dict.fromkeys(self.file.values()):
-            with safe_open(path, "pt") as file:
-                for name in file.keys():
-                    yield name, file.get_tensor(name)
-
-
-def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+def open_folder(
+    folder: Path, family: Family, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None = None
+) -> PreTrainedModel:
     """transformers' model of a foreign folder, with its weights; its attention is unmask's.
 
-    UserError: a field or a tensor that no module of transformers has, one that is missing, a shape that does not fit.
+    deferred: takes note of the weights that are read later. UserError: a field or a tensor that no module of
+    transformers has, one that is missing, a shape that does not fit.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -130,7 +98,10 @@ def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.
         raise UserError(f"{folder / 'config.json'}: {family.name} cannot be built from it: {reason}") from error
     model.tie_weights()
     merged = any(name.endswith(".experts.down_proj") for name in stored.names)
-    filled = fill(model, list(family.parts(shapes(model), raw, merged)), stored, family)
+    parts = list(family.parts(shapes(model), raw, merged))
+    if deferred is not None:
+        deferred.lend(model, parts, stored)
+    filled = fill(model, parts, stored, family, deferred.names if deferred is not None else frozenset())
     mask = raw.get("mask_token_id")
     if mask is None and (usual := family.mask(raw)) is not None and usual < len(embedding(model)):
         mask = usual
@@ -142,8 +113,10 @@ def open_folder(folder: Path, family: Family, raw: dict[str, Any], dtype: torch.
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family) -> dict[str, Any]:
-    """Copy every stored tensor to its places; returns what its origin records of them.
+def fill(
+    model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family, later: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Copy every stored tensor to its places, but for those of ours that come `later`; returns what an origin records.
 
     absent: optional tensors that are not there; head: the name of a head that is stored although it is the embedding;
     dtypes: those that are not the usual one, by name.
@@ -155,9 +128,9 @@ def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Fami
     absent = [name for name in missing if family.optional(name)]
     if required := sorted(set(missing) - set(absent)):
         more = f" and {len(required) - 1} more" if len(required) > 1 else ""
-        raise UserError(f"model.name={stored_in(stored)}: the checkpoint holds no {required[0]}{more}")
-    for name in absent:
-        for part in where[name]:
+        raise UserError(f"model.name={stored.folder}: the checkpoint holds no {required[0]}{more}")
+    for part in (part for name in absent for part in where[name]):
+        if part.ours not in later:
             ours[part.ours][part.at].zero_()
     head = family.rename("lm_head.weight", {}) if model.config.tie_word_embeddings else None
     found: dict[str, torch.dtype] = {}
@@ -166,7 +139,7 @@ def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Fami
         if name == head:
             tied = tensor
         elif name in where:
-            dtype = _copy(tensor, where[name], ours, str(stored.file[name]))
+            dtype = _copy(tensor, where[name], ours, str(stored.file[name]), later)
             found[name] = tensor.dtype if torch.promote_types(dtype, tensor.dtype) == dtype else dtype
         elif not DERIVED.fullmatch(name):
             raise UserError(
@@ -175,7 +148,7 @@ def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Fami
             )
     if tied is not None and not torch.equal(tied.to(embedding(model).dtype), embedding(model)):
         raise UserError(
-            f"model.name={stored_in(stored)}: config.json ties the head to the embedding, and {head} is another "
+            f"model.name={stored.folder}: config.json ties the head to the embedding, and {head} is another "
             f"tensor; say in config.json that they are not tied"
         )
     usual = Counter(found.values()).most_common(1)[0][0]
@@ -183,14 +156,15 @@ def fill(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Fami
     return {"absent": absent, "head": None if tied is None else head, "dtypes": own}
 
 
-def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str) -> torch.dtype:
+def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str, later: frozenset[str]) -> torch.dtype:
     """Copy a stored tensor to its places; returns their dtype. UserError for another shape."""
     for part in parts:
         place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
         if place.shape != piece.shape:
             wanted = shape_of(parts, ours)
             raise UserError(f"{file}: {part.theirs} has the shape {list(tensor.shape)}, config.json says {wanted}")
-        place.copy_(piece)
+        if part.ours not in later:
+            place.copy_(piece)
     return ours[parts[0].ours].dtype
 
 
@@ -290,7 +264,3 @@ def embedding(model: PreTrainedModel) -> Tensor:
 def shape_of(parts: list[Part], ours: dict[str, Tensor]) -> list[int]:
     first = list(ours[parts[0].ours][parts[0].at].shape)
     return first if parts[0].rows is None else [max(part.rows[1] for part in parts if part.rows), *first[1:]]
-
-
-def stored_in(stored: Stored) -> Path:
-    return next(iter(stored.file.values())).parent

@@ -109,6 +109,12 @@ class Family:
                 yield Part(theirs, ours, at, (first, first + shape[0]))
 
 
+class Own(Family):
+    """transformers' own names, the experts of a layer one by one."""
+
+    name = "transformers"
+
+
 def _atoms(name: str, shape: tuple[int, ...], merged: bool) -> Iterator[tuple[str, tuple[int | slice, ...]]]:
     """(name, index into the tensor) of what a checkpoint stores of a tensor: stacked experts one by one, or by kind."""
     stacked = STACKED.fullmatch(name)

@@ -1,0 +1,57 @@
+"""Ranks that read their own parts of a checkpoint train what one process trains that loads it whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.models.published import PUBLISHED, VOCABULARY
+from tests.models.test_families import write
+from tests.parallel.test_parity import SMOOTH, is_one
+from tests.parallel.trainer_cases import MODELS, Case, train
+
+BASE = Case("block_diffusion (bd3lm)", "auto", blocks=1, batch_size=4, micro_batch=1)
+SINGLE = {"dtype": "float32", "options": SMOOTH}
+#: (layout, mesh); a layout is a published one, or the model of the parity matrix that transformers saves.
+CASES = {
+    "llada, fsdp": ("LLaDA, biases, grouped, tied", replace(BASE, shards=2, zero=3)),
+    "llada2, fsdp and experts": ("LLaDA2", replace(BASE, shards=2, experts=2, **SINGLE)),
+    "llada2 merged, fsdp": ("LLaDA2, merged", replace(BASE, shards=2, zero=2, **SINGLE)),
+    "untied with biases, tensor": ("uneven four", replace(BASE, tensor=2)),
+    "untied with biases, fsdp and tensor": ("uneven four", replace(BASE, shards=2, tensor=2)),
+    "tied, pipeline": ("five", replace(BASE, pipeline=2)),
+    "tied, pipeline of a V and fsdp": ("five", replace(BASE, pipeline=2, shards=2, schedule="zbv", batch_size=6)),
+    "experts, csbp and fsdp": ("experts", replace(BASE, blocks=2, zero=3, placement="csbp", **SINGLE)),
+    "sliding, csbp and fsdp in half the dtype": ("sliding", replace(BASE, blocks=2, zero=3, placement="csbp")),
+    "adapters, fsdp": ("full", replace(BASE, shards=2, options=("model.lora.rank=3",))),
+}
+
+
+def stored(layout, folder):
+    """A checkpoint in three files; its first layer is not like the others'. Returns the mask token."""
+    if layout in PUBLISHED:
+        write(folder, PUBLISHED[layout](), 3)
+        return VOCABULARY - 1
+    from tests.training.tiny import MODEL
+    from unmask.config import ModelConfig
+    from unmask.models import load
+
+    model, _, _ = load(ModelConfig(config={**MODEL, **MODELS[layout]}, mask_token_id=63, fused=False), seed=3)
+    size = sum(each.numel() * each.element_size() for each in model.parameters())
+    model.to(torch.bfloat16 if layout == "sliding" else torch.float32).save_pretrained(folder, max_shard_size=size // 3)
+    return 63
+
+
+@pytest.mark.parametrize("of", CASES)
+def test_parts_that_are_read_are_those_of_the_whole(of, workers, tmp_path):
+    layout, case = CASES[of]
+    mask = stored(layout, tmp_path / "stored")
+    options = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}", *case.options)
+    case = replace(case, options=options)
+    one = train(case.alone(), str(tmp_path / "one"), None, mask)
+    ranks = workers(case.ranks).run(train, case, str(tmp_path / "many"), None, mask)
+    assert not one["deferred"] and all(len(rank["deferred"]) > 6 for rank in ranks)
+    assert all(rank["held"] < 0.75 * one["held"] for rank in ranks)
+    is_one(ranks, one, case)
