@@ -2,7 +2,8 @@
 
 A model of eight layers, stored as LLaDA 8B is (and as transformers stores Llama), a layer a file. `loading` is the peak
 of a process that loads it, less the memory of the same process before, over the model and its largest shard;
-`writing` is that of exporting it again, with shards of the same size. Each runs in a process of its own.
+`writing` is that of exporting it again, with shards of the same size. Each runs in a process of its own. `divided` is
+the peak of two ranks of FSDP2 that load it from files of two layers, over a rank's share and 1.3 of a file.
 
     python benchmarks/loading.py [--json] [--rounds 1]
 """
@@ -10,6 +11,8 @@ of a process that loads it, less the memory of the same process before, over the
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,13 +35,10 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False, "mask_token_id": VOCABULARY - 1, "dtype": "float32",
     "unmask": {"name": "mdlm", "options": {}},
 }  # fmt: skip
-#: Run in a process of its own: peak - before, in bytes. argv: the folder, and where to write to.
-PROGRAM = """
+#: What a process knows of its own memory.
+RESIDENT = """
 import resource, sys, torch
 from pathlib import Path
-from unmask.export import family, hf
-from unmask.models import families
-from unmask.models.checkpoints import open_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
@@ -52,6 +52,12 @@ def peak():
 
 def reset():
     Path('/proc/self/clear_refs').write_text('5')
+"""
+#: Run in a process of its own: peak - before, in bytes. argv: the folder, and where to write to.
+PROGRAM = """
+from unmask.export import hf
+from unmask.models import families
+from unmask.models.checkpoints import open_model
 
 before = resident()
 reset()
@@ -69,8 +75,38 @@ print(loading, peak() - before, model)
 """
 
 
-def stored(folder: Path, config: dict[str, Any], names: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Write a checkpoint, a file for every layer and one for the rest; returns the bytes of the largest."""
+#: A rank: its peak less what it had before, and its share, in bytes. argv: the folder, where a run may be.
+DIVIDED = """
+import torch
+import torch.distributed.checkpoint
+from unmask.config import Config
+from unmask.parallel import apply
+from unmask.parallel.mesh import started
+from unmask.training import setup
+
+tree = {'model': {'name': sys.argv[1]}, 'data': {'pack_tokens': 64}, 'objective': {'name': 'mdlm'},
+        'training': {'steps': 1, 'batch_size': 2}, 'checkpoint': {'path': sys.argv[2]},
+        'parallel': {'shard_size': 2}}
+config = Config.parse(tree)
+tiny = {'model_type': 'llama', 'hidden_size': 8, 'intermediate_size': 8, 'num_hidden_layers': 1, 'vocab_size': 65,
+        'num_attention_heads': 1}
+small = Config.parse(tree | {'model': {'config': tiny, 'mask_token_id': 64}})
+data = [{'input_ids': list(range(64))}] * 4
+with started(config.parallel, torch.device('cpu')) as mesh:
+    apply.parallelise(setup.prepare(small, data).row_model, mesh, config.parallel, torch.float32)  # imports
+    before = resident()
+    reset()
+    run = setup.prepare(config, data)
+    apply.parallelise(run.row_model, mesh, config.parallel, run.dtype)
+    run.deferred.read(run.model)
+    loading = peak() - before
+    share = sum(each.to_local().nbytes for each in run.model.parameters())
+print(loading, share)
+"""
+
+
+def stored(folder: Path, config: dict[str, Any], names: list[tuple[str, tuple[int, ...]]], layers: int = 1) -> int:
+    """Write a checkpoint, a file for so many layers and one for the rest; returns the bytes of the largest."""
     import torch
     from safetensors.torch import save_file
 
@@ -79,7 +115,7 @@ def stored(folder: Path, config: dict[str, Any], names: list[tuple[str, tuple[in
     groups: dict[str, dict[str, torch.Tensor]] = {}
     for name, shape in names:
         digits = "".join(part for part in name.split(".") if part.isdigit())
-        groups.setdefault(digits or "rest", {})[name] = torch.randn(shape)
+        groups.setdefault(str(int(digits) // layers) if digits else "rest", {})[name] = torch.randn(shape)
     table = {}
     for number, group in enumerate(groups.values(), 1):
         file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
@@ -129,7 +165,7 @@ def memory(rounds: int) -> list[Figure]:
             shard = stored(Path(folder) / "in", config, names)
             worst = [0.0, 0.0]
             for number in range(rounds):
-                argv = [sys.executable, "-c", PROGRAM, f"{folder}/in", f"{folder}/out{number}", str(shard)]
+                argv = [sys.executable, "-c", RESIDENT + PROGRAM, f"{folder}/in", f"{folder}/out{number}", str(shard)]
                 done = subprocess.run(argv, check=True, capture_output=True, text=True)
                 loading, writing, model = map(int, done.stdout.split())
                 allowed = model + 1.3 * shard
@@ -139,5 +175,26 @@ def memory(rounds: int) -> list[Figure]:
     return found
 
 
+def divided(rounds: int) -> list[Figure]:
+    found = []
+    for name, (config, names) in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            shard, worst = stored(Path(folder) / "in", config, names, layers=2), 0.0
+            for number in range(rounds):
+                argv = [sys.executable, "-c", RESIDENT + DIVIDED, f"{folder}/in", f"{folder}/run{number}"]
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                ranks = [
+                    subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | world | {"RANK": rank})
+                    for rank in "01"
+                ]
+                for rank in ranks:
+                    loading, share = map(int, rank.communicate()[0].split())
+                    worst = max(worst, loading / (share + 1.3 * shard))
+        found.append(Figure(f"{name}: peak of a rank of two over its share and 1.3 of a shard", worst, 1.0, "<="))
+    return found
+
+
 if __name__ == "__main__":
-    sys.exit(run_cases(__doc__, {"memory": memory}, 1, "processes of each kind"))
+    sys.exit(run_cases(__doc__, {"memory": memory, "divided": divided}, 1, "processes of each kind"))
