@@ -404,6 +404,7 @@ class Measure:
     ] = None
     seed: Annotated[int | None, typer.Option(help="Of the noise, and of the choice of packs and examples.")] = None
     levels: Annotated[int | None, typer.Option(min=0, help="Also by noise level, in so many bins.")] = None
+    ar: Annotated[bool, typer.Option("--ar", help="Also the next-token likelihood, under causal attention.")] = False
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.")] = None
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question of a task.")] = None
     include_path: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Task files of your own.")] = None

@@ -13,10 +13,13 @@ from tests.evaluation.test_bound import documents, objective
 from tests.sampling.reference import VOCABULARY, tiny
 from tests.training.tiny import documents as records
 from tests.training.tiny import train
+from unmask.data import Packs, Sampler, dataset_from
 from unmask.errors import UserError
 from unmask.evaluation import Evaluation, Measured, Share, bound, describe, evaluate, evaluate_sets, measure, named
 from unmask.evaluation.bound import ratio
 from unmask.models import RowModel
+from unmask.models.checkpoints import open_model
+from unmask.objectives import build
 from unmask.objectives.clip import scored_blocks
 
 PACKS = [documents(34, 10), documents(15, 21, 8)]
@@ -108,6 +111,22 @@ def test_sets_are_what_each_is_alone(run):
     assert json.loads(describe(found, alone=False, as_json=True))["second"] == found["second"].asdict()
     lines = describe(found, alone=False, levels=2).splitlines()
     assert lines[0].startswith("first: ") and lines[4].startswith("second: ") and "0.50 to 1.00" in lines[3]
+
+
+def test_the_next_token_likelihood_is_that_of_the_model_as_an_autoregressive_one(run):
+    sets = {name: str(run / f"{name}.jsonl") for name in ("first", "second")}
+    reports = []
+    found = evaluate_sets(
+        run / "run", sets, packs=2, pack_tokens=64, ar=True, report=lambda *seen: reports.append(seen)
+    )
+    assert reports == [(done, 8) for done in range(1, 9)]
+    opened = open_model(run / "run")
+    packs = Packs(dataset_from(sets["second"], None), 64)
+    wanted = bound(RowModel(opened.model), build("ar"), Sampler(packs, 2, 0).batch(0))
+    assert found["second"].ar.bound == wanted != found["second"].bound
+    assert found["second"].asdict()["ar"]["nats_per_token"] == wanted.nats_per_token
+    assert f"next token: {wanted.nats_per_token:.4f}" in describe(found, alone=False).splitlines()[1]
+    assert found["first"].bound == evaluate(run / "run", sets["first"], packs=2, pack_tokens=64).bound
 
 
 def test_mistakes_name_their_set(run):

@@ -20,6 +20,7 @@ READ = {
     "packs": ["--data"],
     "pack_tokens": ["--data"],
     "levels": ["--data"],
+    "ar": ["--data"],
     "draws": ["--data", "--tasks"],
     "seed": ["--data", "--tasks"],
     "limit": ["--tasks"],

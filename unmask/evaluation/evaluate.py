@@ -20,16 +20,21 @@ from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text
 from unmask.models import RowModel
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import OpenModel, open_model
+from unmask.objectives import rebuild
 from unmask.parallel.mesh import Mesh, started, world_size
 from unmask.rows import Document
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A bound; bits_per_byte is None without a tokeniser to turn tokens into text."""
+    """A bound; bits_per_byte is None without a tokeniser to turn tokens into text.
+
+    ar: the next-token likelihood of the same weights under causal attention, where it was asked for.
+    """
 
     measured: Measured
     bits_per_byte: float | None
+    ar: Evaluation | None = None
 
     @property
     def bound(self) -> Bound:
@@ -42,7 +47,8 @@ class Evaluation:
         return self.measured.by_level(bins)
 
     def asdict(self, levels: int = 0) -> dict[str, Any]:
-        found = {**self.bound.asdict(), "bits_per_byte": self.bits_per_byte}
+        found: dict[str, Any] = {**self.bound.asdict(), "bits_per_byte": self.bits_per_byte}
+        found |= {"ar": self.ar.asdict()} if self.ar is not None else {}
         return found | ({"levels": [level.asdict() for level in self.by_level(levels)]} if levels else {})
 
     def sentence(self) -> str:
@@ -52,7 +58,8 @@ class Evaluation:
         if self.bits_per_byte is not None:
             text += f", {self.bits_per_byte:.4f} bits per byte"
         chunks = "1 chunk" if found.chunks == 1 else f"{found.chunks:,} chunks"
-        return f"{text} ({found.tokens:,} tokens in {chunks})"
+        text = f"{text} ({found.tokens:,} tokens in {chunks})"
+        return text if self.ar is None else f"{text}; next token: {self.ar.sentence()}"
 
     def table(self, levels: int) -> str:
         """The loss by noise level, a line each."""
@@ -72,13 +79,15 @@ def evaluate(
     packs: int = 0,
     pack_tokens: int = 4096,
     seed: int = 0,
+    ar: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """The bound of `checkpoint` on `data` (whatever `dataset_from` takes).
 
-    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; report: see `measure`.
+    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; ar: measure the next-token
+    likelihood too; report: see `measure`.
     """
-    options: dict[str, Any] = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed}
+    options: dict[str, Any] = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed, "ar": ar}
     return evaluate_sets(checkpoint, {"": data}, **options, report=report)[""]
 
 
@@ -90,6 +99,7 @@ def evaluate_sets(
     packs: int = 0,
     pack_tokens: int = 4096,
     seed: int = 0,
+    ar: bool = False,
     report: Callable[[int, int], None] | None = None,
 ) -> dict[str, Evaluation]:
     """`evaluate` for several sets, by name; all are opened before the first runs. report: over all of them."""
@@ -102,27 +112,32 @@ def evaluate_sets(
     with started(ParallelConfig(data_parallel_size=world_size()), torch.device(device)) as mesh:
         opened = mesh.together(lambda: open_model(checkpoint, device=device))
         row_model = RowModel(opened.model)
+        objectives = [opened.objective, *([rebuild("ar", {})] if ar else [])]
         chosen = mesh.together(
             lambda: {name: _packs(source, opened, packs, pack_tokens, seed) for name, source in data.items()}
         )
         found: dict[str, Evaluation] = {}
-        before, total = 0, sum(map(len, chosen.values()))
+        before, total = 0, len(objectives) * sum(map(len, chosen.values()))
         for name, its in chosen.items():
+            made: Evaluation | None = None
+            for objective in reversed(objectives):
 
-            def count(done: int, _: int, before: int = before) -> None:
-                if report is not None:
-                    report(before + done, total)
+                def count(done: int, _: int, before: int = before) -> None:
+                    if report is not None:
+                        report(before + done, total)
 
-            try:
-                measured = measure(
-                    row_model, opened.objective, its, seed=seed, draws=draws, report=count, share=shared(mesh)
-                )
-            except NotImplementedError as error:
-                raise UserError(f"{checkpoint}: {error}") from None
-            except UserError as error:
-                raise UserError(f"{data[name]}: {error}") from None
-            found[name] = Evaluation(measured, _bits_per_byte(measured.bound, its, opened.tokenizer))
-            before += len(its)
+                try:
+                    measured = measure(
+                        row_model, objective, its, seed=seed, draws=draws, report=count, share=shared(mesh)
+                    )
+                except NotImplementedError as error:
+                    raise UserError(f"{checkpoint}: {error}") from None
+                except UserError as error:
+                    raise UserError(f"{data[name]}: {error}") from None
+                made = Evaluation(measured, _bits_per_byte(measured.bound, its, opened.tokenizer), made)
+                before += len(its)
+            assert made is not None
+            found[name] = made
     return found
 
 
