@@ -71,51 +71,41 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def evaluate(
-    checkpoint: str | Path,
-    data: Any,
-    *,
-    draws: int = 1,
-    packs: int = 0,
-    pack_tokens: int = 4096,
-    seed: int = 0,
-    ar: bool = False,
-    report: Callable[[int, int], None] | None = None,
-) -> Evaluation:
-    """The bound of `checkpoint` on `data` (whatever `dataset_from` takes).
+@dataclass(frozen=True)
+class Scope:
+    """draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; ar: also measure the
+    next-token likelihood."""
 
-    draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; ar: measure the next-token
-    likelihood too; report: see `measure`.
-    """
-    options: dict[str, Any] = {"draws": draws, "packs": packs, "pack_tokens": pack_tokens, "seed": seed, "ar": ar}
-    return evaluate_sets(checkpoint, {"": data}, **options, report=report)[""]
+    draws: int = 1
+    packs: int = 0
+    pack_tokens: int = 4096
+    seed: int = 0
+    ar: bool = False
+
+
+def evaluate(
+    checkpoint: str | Path, data: Any, *, report: Callable[[int, int], None] | None = None, **scope: Any
+) -> Evaluation:
+    """The bound of `checkpoint` on `data` (whatever `dataset_from` takes). scope: a `Scope`; report: see `measure`."""
+    return evaluate_sets(checkpoint, {"": data}, report=report, **scope)[""]
 
 
 def evaluate_sets(
-    checkpoint: str | Path,
-    data: Mapping[str, Any],
-    *,
-    draws: int = 1,
-    packs: int = 0,
-    pack_tokens: int = 4096,
-    seed: int = 0,
-    ar: bool = False,
-    report: Callable[[int, int], None] | None = None,
+    checkpoint: str | Path, data: Mapping[str, Any], *, report: Callable[[int, int], None] | None = None, **scope: Any
 ) -> dict[str, Evaluation]:
     """`evaluate` for several sets, by name; all are opened before the first runs. report: over all of them."""
     import torch
 
-    EvaluationConfig.parse({"draws": draws, "packs": packs}, "evaluate")
-    DataConfig.parse({"pack_tokens": pack_tokens}, "evaluate")
-    TrainingConfig.parse({"seed": seed}, "evaluate")
+    of = Scope(**scope)
+    EvaluationConfig.parse({"draws": of.draws, "packs": of.packs}, "evaluate")
+    DataConfig.parse({"pack_tokens": of.pack_tokens}, "evaluate")
+    TrainingConfig.parse({"seed": of.seed}, "evaluate")
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     with started(ParallelConfig(data_parallel_size=world_size()), torch.device(device)) as mesh:
         opened = mesh.together(lambda: open_model(checkpoint, device=device))
         row_model = RowModel(opened.model)
-        objectives = [opened.objective, *([rebuild("ar", {})] if ar else [])]
-        chosen = mesh.together(
-            lambda: {name: _packs(source, opened, packs, pack_tokens, seed) for name, source in data.items()}
-        )
+        objectives = [opened.objective, *([rebuild("ar", {})] if of.ar else [])]
+        chosen = mesh.together(lambda: {name: _packs(source, opened, of) for name, source in data.items()})
         found: dict[str, Evaluation] = {}
         before, total = 0, len(objectives) * sum(map(len, chosen.values()))
         for name, its in chosen.items():
@@ -128,7 +118,7 @@ def evaluate_sets(
 
                 try:
                     measured = measure(
-                        row_model, objective, its, seed=seed, draws=draws, report=count, share=shared(mesh)
+                        row_model, objective, its, seed=of.seed, draws=of.draws, report=count, share=shared(mesh)
                     )
                 except NotImplementedError as error:
                     raise UserError(f"{checkpoint}: {error}") from None
@@ -146,13 +136,13 @@ def shared(mesh: Mesh) -> Share:
     return Share(*mesh.part, mesh.gathered)
 
 
-def _packs(source: Any, opened: OpenModel, packs: int, pack_tokens: int, seed: int) -> list[list[Document]]:
+def _packs(source: Any, opened: OpenModel, of: Scope) -> list[list[Document]]:
     if isinstance(source, str | Path) and not exists(source):
         raise UserError(f"{source}: no such dataset, file or folder")
-    available = Packs(dataset_from(source, opened.tokenizer), pack_tokens)
+    available = Packs(dataset_from(source, opened.tokenizer), of.pack_tokens)
     where = str(source) if isinstance(source, str | Path) else "evaluate"
     check_positions(opened.model, available.longest, where, "--pack-tokens (pack_tokens=...)")
-    return Sampler(available, min(packs or len(available), len(available)), seed).batch(0)
+    return Sampler(available, min(of.packs or len(available), len(available)), of.seed).batch(0)
 
 
 def _bits_per_byte(bound: Bound, packs: Sequence[Sequence[Document]], tokenizer: Any) -> float | None:
