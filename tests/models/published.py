@@ -170,8 +170,8 @@ def qwen(
     return Published(config, t, logits)
 
 
-def llada_moe(**changes: Any) -> Published:
-    """LLaDA-MoE: softmax over all experts, the weights of the chosen as they are."""
+def llada_moe(*, normalised: bool = False, **changes: Any) -> Published:
+    """LLaDA-MoE: softmax over all experts, the weights of the chosen as they are, or normalised."""
     config = {
         "architectures": ["LLaDAMoEModelLM"], "model_type": "llada", "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "hidden_act": "silu", "vocab_size": VOCABULARY,
@@ -208,10 +208,28 @@ def llada_moe(**changes: Any) -> Published:
             x = x + linear(attend(rotate(q, base), rotate(k, base), v), t, f"{at}.self_attn.o_proj")
             y = norm(x, t[f"{at}.post_attention_layernorm.weight"], eps)
             probability, index = (y @ t[f"{at}.mlp.gate.weight"].T).softmax(-1).topk(CHOSEN, -1)
+            probability = probability / probability.sum(-1, True) if normalised else probability
             x = x + mixed(y, probability, index, lambda e, name, at=at: t[f"{at}.mlp.experts.{e}.{name}_proj.weight"])
         return norm(x, t["model.norm.weight"], eps) @ t["lm_head.weight"].T
 
     return Published(config, t, logits)
+
+
+def sdar_moe(**changes: Any) -> Published:
+    """SDAR's mixture: LLaDA-MoE's tensors, normalised weights, fields as Qwen3-MoE names them."""
+    made = llada_moe(normalised=True)
+    kept = (
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_act", "vocab_size",
+        "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings", "num_experts",
+        "num_experts_per_tok", "attention_bias", "attention_dropout", "pad_token_id", "eos_token_id",
+    )  # fmt: skip
+    config = {key: made.config[key] for key in kept} | {
+        "architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe", "intermediate_size": INNER,
+        "moe_intermediate_size": EXPERT, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "head_dim": SIZE, "block_size": 4, "router_aux_loss_coef": 0.001, "output_router_logits": False,
+        "use_sliding_window": False, "sliding_window": None, **changes,
+    }  # fmt: skip
+    return made._replace(config=config)
 
 
 def mixed(y: Tensor, weight: Tensor, index: Tensor, of: Callable[[int, str], Tensor]) -> Tensor:
@@ -316,6 +334,7 @@ PUBLISHED: dict[str, Callable[[], Published]] = {
     "LLaDA2, fields missing": lambda: without(llada2(bias=False), "use_qk_norm", "head_dim", "norm_head"),
     "Dream": lambda: qwen("Dream", "DreamModel", mask_token_id=38),
     "SDAR": lambda: qwen("sdar", "SDARForCausalLM", third=True, bias=False, head_dim=SIZE, block_size=4),
+    "SDAR, experts": sdar_moe,
     "A2D Qwen3": lambda: qwen("a2d-qwen3", "A2DQwen3LMHeadModel", third=True, bias=False, head_dim=SIZE),
     "A2D Qwen2": lambda: qwen("a2d-qwen2", "A2DQwen2LMHeadModel", tie_word_embeddings=True),
     "A2D Qwen2, stored head": lambda: qwen(

@@ -27,16 +27,20 @@ class Dream(Qwen):
 
 
 class SDAR(Qwen):
-    """SDAR (2510.06303) and TraDo (2509.06949): Qwen3, blocks of four."""
+    """SDAR (2510.06303) and TraDo (2509.06949): Qwen3 or, with experts, Qwen3-MoE; blocks of four."""
 
     name, title = "sdar", "SDAR, TraDo"
     preset = "sdar"
-    types, architectures = ("sdar",), ("SDARForCausalLM",)
+    types, architectures = ("sdar", "sdar_moe"), ("SDARForCausalLM", "SDARMoeForCausalLM")
+    fields = (
+        *Qwen.fields, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "decoder_sparse_step", "mlp_only_layers",
+    )  # fmt: skip
     mask_token_id = 151669
     objective = {"name": "block_diffusion", "variant": "sdar", "block_size": 4}
 
     def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-        return self.kept(raw) | {"model_type": "qwen3"}
+        return self.kept(raw) | {"model_type": "qwen3_moe" if raw.get("num_experts") else "qwen3"}
 
     def block_size(self, raw: dict[str, Any]) -> int | None:
         return raw.get("block_size") or raw.get("block_length")
