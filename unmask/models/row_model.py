@@ -214,8 +214,8 @@ class RowModel(nn.Module):
         clean = self._run(apart.token, apart.position, apart.clean, kept)
         token, position = (each.index_select(1, canvas) for each in (batch.token, batch.position))
         with torch.no_grad():
-            few = (each.index_select(1, apart.first) for each in (token, position))
-            found = self._run(*few, apart.first_plan, Before(kept), noisy=True)[0]
+            first = [each.index_select(1, apart.first) for each in (token, position)]
+            found = self._run(first[0], first[1], apart.first_plan, Before(kept), noisy=True)[0]
         hidden = found.new_zeros((len(canvas), found.shape[1])).index_copy(0, apart.first, found)
         noisy = self._run(
             token, position, apart.second_plan, Before(kept), noisy=True, signal=self._told(batch, hidden)
