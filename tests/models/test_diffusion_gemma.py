@@ -11,12 +11,15 @@ from safetensors.torch import load_file
 
 from tests.models.diffusion_gemma import by_canvas, documents, logits_of, objective, stock, tiny
 from tests.models.diffusion_gemma_config import CONFIG, TEXT
+from tests.parallel.trainer_cases import documents as prompts
+from tests.training.tiny import config
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.mask_token import ensure_mask_token
 from unmask.objectives import build
-from unmask.training import activations
+from unmask.training import activations, setup
+from unmask.training.footprint import footprint
 
 FROZEN = ("router", "vision")
 
@@ -108,6 +111,15 @@ def test_clean_rows_run_once_and_the_first_pass_takes_only_who_is_told():
     batch = row_model.collate(rows)
     row_model(batch, goal)
     assert sizes == [rows.clean, told, noisy]
+
+
+def test_a_dry_run_foretells_the_memory_of_both_passes(tmp_path):
+    settings = config(tmp_path, objective={"name": "diffusion_gemma", "self_conditioning": 1.0}, model=CONFIG)
+    run = setup.prepare(settings, prompts("prompt"))
+    rows = [run.objective.rows(documents(), 1).pruned()]
+    with_signal = footprint(run, rows).activations
+    run.objective = run.objective.model_copy(update={"self_conditioning": 0.0})
+    assert with_signal > footprint(run, rows).activations > 0
 
 
 def test_a_first_pass_under_autocast_takes_no_gradient_from_the_second():

@@ -179,7 +179,7 @@ class RowModel(nn.Module):
             held=held,
             counted=tensor(counted & learns),
             canvas=tensor(np.arange(rows.clean, len(rows))) if self.conditions else None,
-            signal=tensor(rows.signal[rows.clean :] > 0) if self.conditions else None,
+            signal=tensor(np.flatnonzero(rows.signal[rows.clean :])) if self.conditions else None,
             apart=Apart.of(rows, planned, device) if self.apart else None,
         )
 
@@ -244,8 +244,8 @@ class RowModel(nn.Module):
         # Autocast keeps the weights that it has cast, here without a gradient: the second pass would use them.
         torch.clear_autocast_cache()
         head = self.head()
-        told = self.model.base_model.signal(hidden[batch.signal], head.weight, head.softcap)
-        return torch.zeros_like(hidden, dtype=told.dtype).masked_scatter(batch.signal[:, None], told)[None]
+        told = self.model.base_model.signal(hidden.index_select(0, batch.signal), head.weight, head.softcap)
+        return torch.zeros_like(hidden, dtype=told.dtype).index_copy(0, batch.signal, told)[None]
 
     def hidden(self, batch: RowBatch, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
         """Final hidden states of the labelled rows, [n, width]; twice: after a first pass."""
