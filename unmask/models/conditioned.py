@@ -24,43 +24,44 @@ from unmask.rows import Rows, inert
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows that run together: token, position int64 [1, n], and their plan."""
+
+    token: Tensor
+    position: Tensor
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Apart:
     """The passes over one pack whose clean rows run alone.
 
-    token, position int64 [1, max(C, 1)]: of the clean rows, or of one inert row for a pack without; clean: their plan;
-    first: int64 [s], which of the canvases' rows run in the first pass, and first_plan, second_plan: these rows', and
-    all canvases' rows', queries over clean keys and their own.
+    rows: how many clean rows the pack has; clean: these, or one inert row for none; first: the canvases' rows of the
+    first pass, told: int64, which of them these are; second: all of the canvases' rows.
     """
 
     rows: int
-    token: Tensor
-    position: Tensor
-    clean: Plan
-    first: Tensor
-    first_plan: Plan
-    second_plan: Plan
+    clean: Part
+    first: Part
+    second: Part
+    told: Tensor
 
     @classmethod
     def of(cls, rows: Rows, planned: Callable[..., Plan], device: torch.device) -> Apart:
         """rows: a pack with at least one canvas; planned(rows, query=...): a plan for the model's layers."""
-        clean, noisy = np.arange(rows.clean), np.arange(rows.clean, len(rows))
-        alone = rows.take(clean) if len(clean) else inert(rows.count)
-        told = rows.signal[rows.clean :] > 0
-        if not told.any():  # the ranks' passes must agree, so something runs
-            told = rows.block[rows.clean :] == rows.block[rows.clean]
-        few = rows if told.all() else rows.take(np.r_[clean, noisy[told]])
-        token, position, first = (
-            torch.from_numpy(array).to(device) for array in (alone.token, alone.position, np.flatnonzero(told))
-        )
-        return cls(
-            rows=len(clean),
-            token=token[None],
-            position=position[None],
-            clean=planned(alone),
-            first=first,
-            first_plan=planned(few, query=np.arange(rows.clean, len(few))),
-            second_plan=planned(rows, query=noisy),
-        )
+        count = rows.clean
+        told = rows.signal[count:] > 0
+        if not told.any():  # the passes of all ranks must agree, so something runs
+            told = rows.block[count:] == rows.block[count]
+        few = rows.take(np.r_[np.arange(count), np.flatnonzero(told) + count])
+
+        def part(these: Rows, begin: int) -> Part:
+            token, position = (torch.from_numpy(each[begin:]).to(device) for each in (these.token, these.position))
+            return Part(token[None], position[None], planned(these, query=np.arange(begin, len(these))))
+
+        clean = part(rows.take(np.arange(count)) if count else inert(rows.count), 0)
+        index = torch.from_numpy(np.flatnonzero(told)).to(device)
+        return cls(count, clean, part(few, count), part(rows, count), index)
 
 
 class Kept:

@@ -20,7 +20,7 @@ from unmask.attention import Plan
 from unmask.attention.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_attention
-from unmask.models.conditioned import Apart, Before, Kept
+from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.last_layer import labelled_only, skip_unlabelled
 from unmask.rows import Rows, Shape, inert, padded
 
@@ -211,32 +211,20 @@ class RowModel(nn.Module):
         if apart is None or canvas is None:
             return self.decoded(batch, signal=self.first_pass(batch))
         kept = Kept(apart.rows)
-        clean = self._run(apart.token, apart.position, apart.clean, kept)
-        token, position = (each.index_select(1, canvas) for each in (batch.token, batch.position))
+        clean = self._run(apart.clean, kept)
+        before = Before(kept)
         with torch.no_grad():
-            first = [each.index_select(1, apart.first) for each in (token, position)]
-            found = self._run(first[0], first[1], apart.first_plan, Before(kept), noisy=True)[0]
-        hidden = found.new_zeros((len(canvas), found.shape[1])).index_copy(0, apart.first, found)
-        noisy = self._run(
-            token, position, apart.second_plan, Before(kept), noisy=True, signal=self._told(batch, hidden)
-        )
+            first = self._run(apart.first, before, noisy=True)[0]
+            hidden = first.new_zeros((len(canvas), first.shape[1])).index_copy(0, apart.told, first)
+        noisy = self._run(apart.second, before, noisy=True, signal=self._told(batch, hidden))
         return torch.cat([clean[:, : apart.rows], noisy], 1)
 
-    def _run(
-        self, token: Tensor, position: Tensor, plan: Plan, cache: Any, noisy: bool = False, signal: Tensor | None = None
-    ) -> Tensor:
-        """Final hidden states of rows that are all clean, or all of canvases."""
-        canvas = torch.arange(token.shape[1], device=token.device) if noisy else None
-        output = self.model.base_model(
-            input_ids=token,
-            position_ids=position,
-            plan=plan,
-            cache=cache,
-            canvas=canvas,
-            signal=signal,
-            use_cache=False,
-        )
-        return output.last_hidden_state
+    def _run(self, part: Part, cache: Any, noisy: bool = False, signal: Tensor | None = None) -> Tensor:
+        """Final hidden states of rows that are all clean, or all of canvases (noisy)."""
+        given: dict[str, Any] = {"input_ids": part.token, "position_ids": part.position, "plan": part.plan}
+        if noisy:
+            given |= {"canvas": torch.arange(part.token.shape[1], device=part.token.device), "signal": signal}
+        return self.model.base_model(**given, cache=cache, use_cache=False).last_hidden_state
 
     def _told(self, batch: RowBatch, hidden: Tensor) -> Tensor:
         """The signal [1, m, width] from the canvases' rows after a first pass, [m, width]."""
