@@ -11,12 +11,15 @@ from safetensors.torch import load_file
 
 from tests.models.diffusion_gemma import by_canvas, documents, logits_of, objective, stock, tiny
 from tests.models.diffusion_gemma_config import CONFIG, TEXT
+from tests.parallel.trainer_cases import documents as prompts
+from tests.training.tiny import config
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.mask_token import ensure_mask_token
 from unmask.objectives import build
-from unmask.training import activations
+from unmask.training import activations, setup
+from unmask.training.footprint import footprint
 
 FROZEN = ("router", "vision")
 
@@ -73,6 +76,50 @@ def test_checkpointed_layers_keep_each_row_its_scalar(mode):
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-14)
+
+
+#: (tokens, those of the prompt) of a pack's documents: some are told and some not, some are prompts only, one is none.
+PACKS = (((23, 9), (14, 3), (9, 5)), ((12, 12), (4, 0)), ((9, 9),))
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=str)
+@pytest.mark.parametrize("told", [1.0, 0.5, 0.01])
+def test_clean_rows_that_run_once_change_nothing(pack, told):
+    models, losses = (tiny(), tiny()), []
+    for model, apart in zip(models, (True, False), strict=True):
+        goal, row_model = objective(model, self_conditioning=told, encoder_weight=0.7), RowModel(model)
+        row_model.apart = apart
+        batch = row_model.collate(goal.rows(documents(pack), 3).pruned())
+        losses.append(row_model(batch, goal).sum)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            scale = float(theirs.grad.abs().max()) or 1.0
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-11 * scale)
+
+
+def test_clean_rows_run_once_and_the_first_pass_takes_only_who_is_told():
+    model = tiny()
+    row_model, sizes = RowModel(model), []
+    goal = objective(model)
+    rows = goal.rows(documents(), 3)
+    told, noisy = int(rows.signal.sum()), len(rows) - rows.clean
+    assert 0 < told < noisy
+    model.model.layers[-1].register_forward_hook(lambda layer, given, out: sizes.append(out.shape[1]))
+    batch = row_model.collate(rows)
+    row_model(batch, goal)
+    assert sizes == [rows.clean, told, noisy]
+
+
+def test_a_dry_run_foretells_the_memory_of_both_passes(tmp_path):
+    settings = config(tmp_path, objective={"name": "diffusion_gemma", "self_conditioning": 1.0}, model=CONFIG)
+    run = setup.prepare(settings, prompts("prompt"))
+    rows = [run.objective.rows(documents(), 1).pruned()]
+    with_signal = footprint(run, rows).activations
+    run.objective = run.objective.model_copy(update={"self_conditioning": 0.0})
+    assert with_signal > footprint(run, rows).activations > 0
 
 
 def test_a_first_pass_under_autocast_takes_no_gradient_from_the_second():

@@ -144,17 +144,19 @@ class Plan:
         rows: Rows,
         windows: Iterable[int | None] = (None,),
         *,
+        query: np.ndarray | None = None,
         backend: str = "auto",
         device: str | torch.device = "cpu",
         labelled_window: int | str | None = "none",
     ) -> Plan:
         """Plan for `rows`, one pattern per attention kind in `windows`.
 
+        query: ascending indices of the rows that have queries, in all layers (None: all rows).
         labelled_window: the window of a last layer whose queries are the labelled rows only ("none": no such layer).
         """
         device = torch.device(device)
         backend = choose_backend(backend, device)
-        patterns = {(window, False): Pattern(rows, window, None, backend, device) for window in windows}
+        patterns = {(window, False): Pattern(rows, window, query, backend, device) for window in windows}
         if isinstance(labelled_window, str):
             return cls(patterns)
         labelled = rows.labelled

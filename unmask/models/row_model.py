@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,8 +20,9 @@ from unmask.attention import Plan
 from unmask.attention.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_attention
+from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.last_layer import labelled_only, skip_unlabelled
-from unmask.rows import Rows, Shape, inert
+from unmask.rows import Rows, Shape, inert, padded
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,6 +54,7 @@ class RowBatch:
     counted: Tensor | None = None
     canvas: Tensor | None = None
     signal: Tensor | None = None
+    apart: Apart | None = None
 
 
 class Divide(Protocol):
@@ -87,6 +89,8 @@ class RowModel(nn.Module):
         self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
         #: Whether noisy rows take what a first pass predicted for them.
         self.conditions: bool = getattr(model.base_model, "self_conditions", False)
+        #: Whether clean rows then run once, alone; not where a pass more sends more.
+        self.apart = self.conditions
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)
@@ -152,14 +156,11 @@ class RowModel(nn.Module):
         learns, counted = len(rows.labelled) > 0, np.ones(len(rows), bool)
         if self.axis is not None:
             rows, plan, held, whole, counted = self.axis.divide(rows, device)
+        if self.apart and rows.clean == len(rows):  # the passes of a rank without a canvas, too
+            rows, counted = padded(rows, len(rows) + 1), np.append(counted, False)
+        planned = partial(Plan.from_rows, windows=dict.fromkeys(self.windows), backend=self.backend, device=device)
         if plan is None:
-            plan = Plan.from_rows(
-                rows,
-                dict.fromkeys(self.windows),
-                backend=self.backend,
-                device=device,
-                labelled_window=self.windows[-1] if self.skips else "none",
-            )
+            plan = planned(rows, labelled_window=self.windows[-1] if self.skips else "none")
         labelled = rows.labelled
 
         def tensor(array: Any) -> Tensor:
@@ -178,7 +179,8 @@ class RowModel(nn.Module):
             held=held,
             counted=tensor(counted & learns),
             canvas=tensor(np.arange(rows.clean, len(rows))) if self.conditions else None,
-            signal=tensor(rows.signal[rows.clean :] > 0) if self.conditions else None,
+            signal=tensor(np.flatnonzero(rows.signal[rows.clean :])) if self.conditions else None,
+            apart=Apart.of(rows, planned, device) if self.apart else None,
         )
 
     def decoded(self, batch: RowBatch, embedded: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
@@ -198,18 +200,44 @@ class RowModel(nn.Module):
 
         All rows run in it, clean ones too, on every rank and for every pack: the ranks' collectives must agree.
         """
-        assert batch.canvas is not None and batch.signal is not None
+        assert batch.canvas is not None
         with torch.no_grad():
             hidden = self.decoded(batch)[0].index_select(0, batch.canvas)
+        return self._told(batch, hidden)
+
+    def twice(self, batch: RowBatch) -> Tensor:
+        """Final hidden states of the second of two passes, [1, N, width]; see `unmask.models.conditioned`."""
+        apart, canvas = batch.apart, batch.canvas
+        if apart is None or canvas is None:
+            return self.decoded(batch, signal=self.first_pass(batch))
+        kept = Kept(apart.rows)
+        clean = self._run(apart.clean, kept)
+        before = Before(kept)
+        with torch.no_grad():
+            first = self._run(apart.first, before, noisy=True)[0]
+            hidden = first.new_zeros((len(canvas), first.shape[1])).index_copy(0, apart.told, first)
+        noisy = self._run(apart.second, before, noisy=True, signal=self._told(batch, hidden))
+        return torch.cat([clean[:, : apart.rows], noisy], 1)
+
+    def _run(self, part: Part, cache: Any, noisy: bool = False, signal: Tensor | None = None) -> Tensor:
+        """Final hidden states of rows that are all clean, or all of canvases (noisy)."""
+        given: dict[str, Any] = {"input_ids": part.token, "position_ids": part.position, "plan": part.plan}
+        if noisy:
+            given |= {"canvas": torch.arange(part.token.shape[1], device=part.token.device), "signal": signal}
+        return self.model.base_model(**given, cache=cache, use_cache=False).last_hidden_state
+
+    def _told(self, batch: RowBatch, hidden: Tensor) -> Tensor:
+        """The signal [1, m, width] from the canvases' rows after a first pass, [m, width]."""
+        assert batch.signal is not None
         # Autocast keeps the weights that it has cast, here without a gradient: the second pass would use them.
         torch.clear_autocast_cache()
         head = self.head()
-        told = self.model.base_model.signal(hidden[batch.signal], head.weight, head.softcap)
-        return torch.zeros_like(hidden, dtype=told.dtype).masked_scatter(batch.signal[:, None], told)[None]
+        told = self.model.base_model.signal(hidden.index_select(0, batch.signal), head.weight, head.softcap)
+        return torch.zeros_like(hidden, dtype=told.dtype).index_copy(0, batch.signal, told)[None]
 
-    def hidden(self, batch: RowBatch, embedded: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
-        """Final hidden states of the labelled rows, [n, width]."""
-        hidden = self.decoded(batch, embedded, signal)[0]
+    def hidden(self, batch: RowBatch, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
+        """Final hidden states of the labelled rows, [n, width]; twice: after a first pass."""
+        hidden = (self.twice(batch) if twice else self.decoded(batch, embedded))[0]
         return hidden if batch.plan.labelled is not None else hidden.index_select(0, batch.labelled)
 
     def forward(
@@ -222,9 +250,8 @@ class RowModel(nn.Module):
         watching: AbstractContextManager[None] = nullcontext()
         if self.routing is not None and batch.counted is not None and not per_row:
             watching = self.routing.watching(batch.counted, batch.labelled)
-        signal = self.first_pass(batch) if objective.second_pass and not per_row else None
         with watching:
-            hidden = self.hidden(batch, embedded, signal)
+            hidden = self.hidden(batch, embedded, objective.second_pass and not per_row)
         if not per_row:
             return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
         with torch.no_grad():

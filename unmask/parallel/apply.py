@@ -18,6 +18,7 @@ from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel
+from unmask.models.check import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
 from unmask.parallel.block import BlockAxis, Layers
 from unmask.parallel.data import Sums, summed
@@ -46,6 +47,9 @@ def parallelise(
     its stages, and gradients are summed over all processes that hold the same, or FSDP2 divides what each holds over
     shard x block and sums them as it divides (with a tensor or expert axis it sums them in any case).
     """
+    # A third time through the layers would gather parameters, or exchange keys, once more; and be compiled anew.
+    row_model.apart &= mesh.shards is None and (mesh.axis is None or config.placement == "block")
+    row_model.apart &= all(layer._compiled_call_impl is None for layer in decoder_layers(row_model.model))
     if mesh.size == 1:
         return row_model, None
     axis = None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedModel
 from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
+    DiffusionGemmaDecoderTextAttention,
     DiffusionGemmaDecoderTextLayer,
     DiffusionGemmaModel,
     DiffusionGemmaModelOutputWithPast,
@@ -47,6 +48,14 @@ class _Layer(DiffusionGemmaDecoderTextLayer):
             return super().forward(hidden_states, *args, **kwargs)
         finally:
             self._buffers["layer_scalar"] = own
+
+
+class _Attention(DiffusionGemmaDecoderTextAttention):
+    """Attention whose `cache` says what becomes of a layer's keys and values: see `unmask.models.conditioned`."""
+
+    def append_to_cache(self, cache: Any, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, kv_heads, rows, head_dim] of the pass -> those that its queries attend."""
+        return cache.attended(self.layer_idx, key_states, value_states)
 
 
 class _Router(DiffusionGemmaTextRouter):
@@ -107,10 +116,12 @@ class _Model(DiffusionGemmaModel):
         canvas: Tensor | None = None,
         signal: Tensor | None = None,
         logits_to_keep: Tensor | None = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> DiffusionGemmaModelOutputWithPast:
         """input_ids, position_ids [1, N]; canvas: int64 [m], the rows of canvases (none: all rows are clean); signal
-        [1, m, width]: what a first pass gives their embeddings (none: zero); logits_to_keep: rows of the result.
+        [1, m, width]: what a first pass gives their embeddings (none: zero); logits_to_keep: rows of the result; cache:
+        see _Attention.
 
         kwargs: the plan; what transformers' own forward passes on besides is of no use here.
         """
@@ -133,6 +144,7 @@ class _Model(DiffusionGemmaModel):
                 attention_mask=None,
                 position_ids=position_ids,
                 scalar=torch.where(noisy[:, None], layer.layer_scalar, clean.layer_scalar)[None],
+                cache=cache,
                 plan=kwargs.get("plan"),
             )
         hidden = decoder.norm(hidden)
@@ -178,5 +190,6 @@ def over_rows(model: PreTrainedModel) -> None:
     base.encoder.requires_grad_(False)
     for layer in base.decoder.layers:
         layer.__class__ = _Layer
+        layer.self_attn.__class__ = _Attention
         layer.router.__class__ = _Router
         layer.router.requires_grad_(False)
