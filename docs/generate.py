@@ -246,10 +246,10 @@ def further() -> str:
     adapters = [(f"adapters, {case.objective}", case) for case in MATRIX]
     table = []
     for name, case in [*((case.objective, case) for case in [*CASES, *GEMMA_MATRIX]), *adapters]:
-        sizes = (case.replicas, case.shards, case.blocks, case.experts)
+        sizes = (case.replicas, case.shards, case.blocks, case.tensor, case.experts)
         placement = case.placement if case.blocks > 1 else ""
         table.append([name, *map(str, sizes), placement, str(case.zero or ""), case.checkpointing, case.dtype])
-    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "expert_parallel_size")
+    axes = ("data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size", "expert_parallel_size")
     return markdown(table, ("objective", *axes, "placement", "zero", "checkpointing", "dtype"))
 
 

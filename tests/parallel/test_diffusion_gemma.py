@@ -19,6 +19,7 @@ from unmask.training import setup
 STEADY = (*SMOOTH, "optimizer.learning_rate=0.0003")
 ONE = Case("diffusion_gemma", blocks=1, model="gemma", data="prompt", batch_size=4, micro_batch=1, options=STEADY)
 DRAWS = replace(ONE, objective="diffusion_gemma (2 draws)")
+PAIRS = replace(ONE, model="gemma pairs")
 GEMMA_MATRIX = [
     *[replace(ONE, blocks=2, placement=placement) for placement in ("csbp", "context", "block")],
     replace(ONE, objective="diffusion_gemma (no first pass)", blocks=2, exchange="ring", data="packed"),
@@ -26,6 +27,9 @@ GEMMA_MATRIX = [
     replace(ONE, shards=2, zero=3, checkpointing="full"),
     replace(DRAWS, replicas=2, experts=2),
     replace(ONE, blocks=2, shards=2, experts=2),
+    replace(PAIRS, tensor=2),
+    replace(PAIRS, objective="diffusion_gemma (2 draws)", tensor=2, shards=2, checkpointing="selective"),
+    replace(PAIRS, blocks=2, tensor=2, placement="csbp"),
     # In fp32 rounding alone turns near ties of a router into other experts; where all are taken there are none.
     replace(ONE, blocks=2, dtype="float32", model="gemma dense"),
 ]
@@ -39,7 +43,7 @@ def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
 
 
 REFUSED = {
-    "in the plan of DiffusionGemmaForBlockDiffusion, so unmask does not divide it": ["parallel.model_parallel_size=2"],
+    "does not divide num_key_value_heads=1": ["parallel.model_parallel_size=2"],
     "computes something else when its layers run one stage after the other": ["parallel.pipeline_stages=2"],
     "model.balance_loss=1: .* returns probabilities": ["model.balance_loss=1"],
 }

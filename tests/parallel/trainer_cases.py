@@ -59,6 +59,10 @@ GEMMA = {
     "diffusion_gemma (no first pass)": {"name": "diffusion_gemma", "self_conditioning": 0.0, "fill": "none"},
 }
 MODELS["gemma"] = DIFFUSION_GEMMA
+MODELS["gemma pairs"] = {
+    **DIFFUSION_GEMMA,
+    "text_config": {**DIFFUSION_GEMMA["text_config"], "num_global_key_value_heads": 2},
+}
 WIDE = {"top_k_experts": 4, "initializer_range": 0.2}
 MODELS["gemma dense"] = {
     **DIFFUSION_GEMMA,

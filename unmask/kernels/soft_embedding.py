@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 #: Rows of a chunk.
 CHUNK = 256
@@ -22,24 +24,31 @@ def soft_embedding_reference(hidden: Tensor, head: Tensor, embedding: Tensor, so
     return _probability(hidden.detach(), head.detach(), softcap).to(embedding.dtype) @ embedding
 
 
-def soft_embedding(hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None) -> Tensor:
+def soft_embedding(
+    hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None, group: ProcessGroup | None = None
+) -> Tensor:
     """hidden [n, width], head and embedding [vocabulary, width] (they may be one) -> [n, width]; `softcap` squashes the
-    logits. The gradient goes to the embedding alone. The softmax is fp32's (fp64 for fp64)."""
+    logits. The gradient goes to the embedding alone. The softmax is fp32's (fp64 for fp64).
+
+    group: whose ranks have a part of the vocabulary each, and the same rows; the result is then this rank's summand.
+    """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    return _SoftEmbedding.apply(hidden.detach(), head.detach(), embedding, softcap)
+    return _SoftEmbedding.apply(hidden.detach(), head.detach(), embedding, softcap, group)
 
 
 class _SoftEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None, group: ProcessGroup | None
+    ) -> Tensor:
         ctx.save_for_backward(hidden, head, embedding)
-        ctx.softcap = softcap
+        ctx.softcap, ctx.group = softcap, group
         out = embedding.new_empty((len(hidden), embedding.shape[1]))
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
-            out[part] = _probability(hidden[part], head, softcap).to(embedding.dtype) @ embedding
+            out[part] = _probability(hidden[part], head, softcap, group).to(embedding.dtype) @ embedding
         return out
 
     @staticmethod
@@ -48,15 +57,22 @@ class _SoftEmbedding(torch.autograd.Function):
         total = torch.zeros_like(embedding, dtype=torch.promote_types(embedding.dtype, torch.float32))
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
-            probability = _probability(hidden[part], head, ctx.softcap)
+            probability = _probability(hidden[part], head, ctx.softcap, ctx.group)
             total.addmm_(probability.T, grad[part].to(probability.dtype))
-        return None, None, total.to(embedding.dtype), None
+        return None, None, total.to(embedding.dtype), None, None
 
 
-def _probability(hidden: Tensor, head: Tensor, softcap: float | None) -> Tensor:
-    """softmax of the logits, [rows, vocabulary]."""
+def _probability(hidden: Tensor, head: Tensor, softcap: float | None, group: ProcessGroup | None = None) -> Tensor:
+    """softmax of the logits, [rows, vocabulary]; of a part of the vocabulary, over all of it."""
     logits = torch.nn.functional.linear(hidden, head.to(hidden.dtype))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    return logits.softmax(-1)
+    if group is None:
+        return logits.softmax(-1)
+    largest = logits.amax(-1, keepdim=True)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    logits = logits.sub_(largest).exp_()
+    total = logits.sum(-1, keepdim=True)
+    dist.all_reduce(total, group=group)
+    return logits.div_(total)

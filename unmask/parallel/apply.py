@@ -48,7 +48,9 @@ def parallelise(
     shard x block and sums them as it divides (with a tensor or expert axis it sums them in any case).
     """
     # A third time through the layers would gather parameters, or exchange keys, once more; and be compiled anew.
-    row_model.apart &= mesh.shards is None and (mesh.axis is None or config.placement == "block")
+    row_model.apart &= (
+        mesh.shards is None and mesh.tensor is None and (mesh.axis is None or config.placement == "block")
+    )
     row_model.apart &= all(layer._compiled_call_impl is None for layer in decoder_layers(row_model.model))
     if mesh.size == 1:
         return row_model, None

@@ -29,6 +29,7 @@ from unmask.attention.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import RowModel
+from unmask.models.check import layer_attention
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
 from unmask.objectives import Objective, objectives
 from unmask.parallel.mesh import part_of
@@ -53,7 +54,8 @@ def plan_of(model: Any) -> Plan:
     if not styles:
         raise UserError(_refused(f"transformers has no tensor plan for {kind}"))
     found: dict[str, list[str]] = {style: [] for style in KNOWN}
-    for name, module in base.named_modules():
+    divided = [(name, module) for name, module in base.named_modules() if not _row_by_row(base, name)]
+    for name, module in divided:
         for pattern, style in styles.items():
             if not fnmatchcase(name.removeprefix("decoder."), pattern):  # a text model inside of another
                 continue
@@ -67,11 +69,16 @@ def plan_of(model: Any) -> Plan:
         if name.rpartition(".")[0] not in regions:
             raise UserError(_refused(f"{name} has no row-parallel layer beside it in the plan of {kind}"))
     planned = {*found[COLUMN], *found[ROW]}
-    for name, module in base.named_modules():
+    for name, module in divided:
         matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
         if matrix and name not in planned and module is not model.get_input_embeddings():
             raise UserError(_refused(f"{name} is not in the plan of {kind}"))
     return Plan(found[COLUMN], found[ROW], regions)
+
+
+def _row_by_row(base: Any, name: str) -> bool:
+    """Whether a module stays whole: it works on a rank's own rows, one by one, or not at all."""
+    return any(fnmatchcase(name, each) or fnmatchcase(name, f"{each}.*") for each in getattr(base, "undivided", ()))
 
 
 def _refused(why: str) -> str:
@@ -96,15 +103,15 @@ def check_config(config: Config) -> None:
 def check(model: Any, size: int) -> None:
     """UserError unless the model divides over `size` ranks."""
     plan = plan_of(model)
-    config, where = model.config, f"parallel.model_parallel_size={size}"
-    heads = config.num_attention_heads
-    sizes = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        **{name: model.base_model.get_submodule(name).out_features for name in plan.columns},
-        **{name: model.base_model.get_submodule(name).in_features for name in plan.rows},
-    }
-    for name, width in sizes.items():
+    where = f"parallel.model_parallel_size={size}"
+    sizes = [
+        (name, count)
+        for each in layer_attention(model)
+        for name, count in (("num_attention_heads", each.heads), ("num_key_value_heads", each.kv_heads))
+    ]
+    sizes += [(name, model.base_model.get_submodule(name).out_features) for name in plan.columns]
+    sizes += [(name, model.base_model.get_submodule(name).in_features) for name in plan.rows]
+    for name, width in sizes:
         if width % size:
             raise UserError(f"{where} does not divide {name}={width} of the model: give a divisor")
     vocabulary = model.get_input_embeddings().num_embeddings
@@ -216,12 +223,28 @@ class _Sum(torch.autograd.Function):
         return grad, None
 
 
+class Across:
+    """The axis, for a model that works on whole rows between its embedding and its layers."""
+
+    def __init__(self, axis: TensorAxis):
+        self.axis, self.group = axis, axis.group
+
+    def part(self, whole: Tensor) -> Tensor:
+        return _Scatter.apply(whole, self.axis, False)
+
+    def summed(self, summand: Tensor) -> Tensor:
+        return _Sum.apply(summand, self.axis)
+
+
 def divide(row_model: RowModel, axis: TensorAxis) -> None:
     """Divide the row model over the axis, in place: every parameter becomes a DTensor.
 
     UserError where the divided decoder does not give what it gave before.
     """
     before = _trial(row_model)
+    base = row_model.model.base_model
+    if hasattr(base, "across"):
+        base.across = Across(axis)
     _divide(row_model, axis)
     try:
         proven = close(_trial(row_model), before)

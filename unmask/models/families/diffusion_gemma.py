@@ -14,7 +14,7 @@ layer_scalar`, the tied names of the model) is used in this file alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -31,7 +31,24 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
 from unmask.errors import UserError
 from unmask.kernels import soft_embedding
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 MODEL_TYPE = "diffusion_gemma"
+
+
+class Across(Protocol):
+    """A tensor axis, as the model needs it (`unmask.parallel.tensor.Across`)."""
+
+    group: ProcessGroup
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's rows of [1, N, width], with zeros after the last."""
+        ...
+
+    def summed(self, summand: Tensor) -> Tensor:
+        """The ranks' summands, added."""
+        ...
 
 
 class _Layer(DiffusionGemmaDecoderTextLayer):
@@ -73,6 +90,10 @@ class _Model(DiffusionGemmaModel):
     """Encoder and decoder as one decoder; `self_conditions` says so to the row model."""
 
     self_conditions = True
+    #: Modules that take each row by itself, whole on every rank of a tensor axis: names, and what is below them.
+    undivided = ("encoder", "decoder.self_conditioning", "decoder.layers.*.router", "decoder.layers.*.experts")
+    #: The tensor axis that rows between embedding and last norm are divided over, if any.
+    across: Across | None = None
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -94,8 +115,9 @@ class _Model(DiffusionGemmaModel):
 
     def signal(self, hidden: Tensor, head: Tensor, softcap: float | None) -> Tensor:
         """hidden [m, width] of a first pass -> [m, width], what the second pass learns of its predictions."""
-        embedding = self.decoder.embed_tokens
-        soft = soft_embedding(hidden, head, embedding.weight, softcap)
+        embedding, across = self.decoder.embed_tokens, self.across
+        soft = soft_embedding(hidden, head, embedding.weight, softcap, None if across is None else across.group)
+        soft = soft if across is None else across.summed(soft)
         return soft * embedding.embed_scale.to(soft.dtype)
 
     def told(self, logits: Tensor | None, rows: int) -> Tensor:
@@ -129,12 +151,15 @@ class _Model(DiffusionGemmaModel):
         hidden = decoder.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        noisy = torch.zeros(hidden.shape[1], dtype=torch.bool, device=hidden.device)
+        noisy = torch.zeros(position_ids.shape[1], dtype=torch.bool, device=hidden.device)
+        if canvas is not None and self.across is not None:
+            canvas, noisy, signal = self._own(canvas, noisy, signal)
+        elif canvas is not None:
+            noisy = noisy.index_fill(0, canvas, True)
         if canvas is not None:
             rows = hidden.index_select(1, canvas)
             signal = torch.zeros_like(rows) if signal is None else signal.to(rows.dtype)
             hidden = hidden.index_copy(1, canvas, decoder.self_conditioning(rows, signal).to(hidden.dtype))
-            noisy = noisy.index_fill(0, canvas, True)
         kinds = decoder.config.get_text_config().layer_types
         positions = {kind: decoder.rotary_emb(hidden, position_ids, kind) for kind in dict.fromkeys(kinds)}
         for kind, layer, clean in zip(kinds, decoder.layers, scalars, strict=True):
@@ -151,6 +176,20 @@ class _Model(DiffusionGemmaModel):
         if logits_to_keep is not None:
             hidden = hidden.index_select(1, logits_to_keep)
         return DiffusionGemmaModelOutputWithPast(last_hidden_state=hidden)
+
+    def _own(self, canvas: Tensor, noisy: Tensor, signal: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(canvas, noisy, signal) of the rows that this rank of the tensor axis has; noisy [N] says where canvases are.
+
+        `canvas` then counts from the first of its rows.
+        """
+        assert self.across is not None
+        flag = torch.zeros(len(noisy), device=noisy.device).index_fill(0, canvas, 1.0)
+        own = self.across.part(flag[None, :, None])[0, :, 0] > 0
+        index = own.nonzero()[:, 0]
+        if signal is not None:
+            whole = signal.new_zeros((1, len(noisy), signal.shape[2])).index_copy(1, canvas, signal)
+            signal = self.across.part(whole).index_select(1, index)
+        return index, own, signal
 
 
 class _Scalars(nn.Module):
