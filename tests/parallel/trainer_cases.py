@@ -159,6 +159,7 @@ def documents(kind: str) -> list[dict[str, Any]]:
 def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
     from tests.training.tiny import config, log, stop_at
+    from unmask.models import nf4
     from unmask.models.checkpoints import open_model
     from unmask.training.trainer import Trainer
 
@@ -170,6 +171,8 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
     # Only the first process writes the log, and it may still be writing.
     records = log(Path(path)) if trainer.mesh.first else []
     bound = summary.validation
+    model = open_model(summary.checkpoint).model
+    nf4.dequantize(model)
     return {
         "step": summary.step,
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
@@ -179,7 +182,5 @@ def train(case: Case, path: str, stop: int | None = None) -> dict[str, Any]:
         "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
-        "weights": {
-            name: weight.detach().numpy() for name, weight in open_model(summary.checkpoint).model.named_parameters()
-        },
+        "weights": {name: weight.detach().numpy() for name, weight in model.named_parameters()},
     }

@@ -64,6 +64,7 @@ def load(
         )
     adapt(model)
     mask_token_id = _mask_token(model, tokenizer, config.mask_token_id)
+    lora.quantize(model, config.lora, device)
     model.to(device)
     check_attention(model)
     if config.fused:
