@@ -70,6 +70,14 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(token for token in known if token < len(embedding(model)))
 
 
+def preset(model: PreTrainedModel) -> str | None:
+    """How the authors of a foreign model decode it: a name of `unmask.sampling.presets`."""
+    from unmask.models.families import families
+
+    origin = origin_of(model)
+    return families[origin["family"]].preset if origin else None
+
+
 class Stored:
     """The tensors of a folder of safetensors, by name; files are opened one at a time."""
 
