@@ -49,7 +49,7 @@ def test_values_are_levels_times_scales():
     assert ((expected - exact.view(-1, 64)).abs() < 0.17 * largest).all()
 
 
-@pytest.mark.parametrize("shape, groups", [((512, 2048), 64), ((192, 576), 27), ((8, 8), 1)])
+@pytest.mark.parametrize("shape, groups", [((512, 2048), 64), ((192, 576), 216), ((8, 8), 1), ((64, 24), 24)])
 def test_a_weight_takes_four_bits_and_its_scales(shape, groups):
     """4 + 8/64 + 32/(64 * 256) bits where groups are full: 4.127, beside 17 numbers a tensor."""
     layer = nn.Linear(shape[1], shape[0], bias=False)
@@ -129,17 +129,18 @@ def test_exports_are_the_adapters_or_dequantised_weights_with_them(tmp_path):
 
 
 def test_memory_before_the_first_step_is_that_of_four_bits(tmp_path):
-    options = [*NF4, "data.train=unused"]
-    model = load(config(tmp_path, *options).model).model
+    model = load(config(tmp_path, *NF4).model).model
     held = sum(part.nbytes for part in weights(model).values())
     facts = {}
-    for quantize in ("nf4", "none"):
-        settings = config(tmp_path, *NF4, f"model.lora.quantize={quantize}")
+    more = {"nf4": [], "none": ["model.lora.quantize=none"], "divided": ["parallel.shard_size=2"]}
+    for name, options in more.items():
+        settings = config(tmp_path, *NF4, *options)
         settings.data.train = written(tmp_path)
-        facts[quantize] = plan(settings)
+        facts[name] = plan(settings)
     assert facts["nf4"]["parameters"] == facts["none"]["parameters"]
     assert facts["nf4"]["gradient_bytes"] == facts["none"]["gradient_bytes"]
     buffers = sum(each.nbytes for each in model.buffers())
+    assert facts["divided"]["parameter_bytes"] == pytest.approx(facts["nf4"]["parameter_bytes"] / 2, rel=0.01)
     assert facts["nf4"]["parameter_bytes"] == pytest.approx(held + buffers, abs=14 * 8 + buffers)
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * MODEL["intermediate_size"])
     saved = facts["none"]["parameter_bytes"] - facts["nf4"]["parameter_bytes"]
@@ -157,11 +158,11 @@ def written(path):
     "options, said",
     [
         (["model.lora.rank=0"], "has no effect: model.lora.rank is 0"),
+        (["training.offload_activations=true", "training.checkpointing=full"], "training.offload_activations=true"),
         (["model.lora.dora=true"], "does not go with model.lora.dora=true"),
-        (["parallel.shard_size=2", "training.batch_size=2"], "does not go with parallel.shard_size"),
         (
-            ["parallel.block_parallel_size=2", "parallel.zero=1"],
-            "does not go with parallel.shard_size or parallel.zero",
+            ["parallel.shard_size=16", "training.batch_size=16"],
+            r"q_proj.*\(32, 32\) is in four bits and cannot be divided into 16",
         ),
         (["model.config.intermediate_size=33"], "layers.0.mlp.gate_proj has 1,056 weights, .* leave gate_proj out of"),
         ([], "needs torchao"),

@@ -25,6 +25,10 @@ MATRIX = [
     replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, dtype="float32"),
     replace(BASE, replicas=2, options=QUANTISED),
     replace(BASE, blocks=2, placement="csbp", micro_batch=2, options=QUANTISED, checkpointing="selective"),
+    replace(BASE, shards=2, zero=3, options=QUANTISED),
+    replace(BASE, shards=2, zero=2, options=QUANTISED, checkpointing="full", dtype="float32"),
+    replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, options=QUANTISED),
+    replace(BASE, replicas=2, shards=2, options=QUANTISED),
 ]
 
 
@@ -40,3 +44,9 @@ def test_adapters_on_any_number_of_processes_are_those_of_one(case, workers, alo
 
 def test_a_run_with_adapters_goes_on_on_another_mesh(workers, alone, tmp_path):
     goes_on(workers, MATRIX[2], MATRIX[1], alone(MATRIX[1]), tmp_path)
+
+
+def test_a_base_in_four_bits_goes_on_on_another_mesh(workers, alone, tmp_path):
+    pytest.importorskip("torchao")
+    divided, copied = MATRIX[8], MATRIX[6]
+    goes_on(workers, divided, copied, alone(copied), tmp_path)

@@ -62,11 +62,12 @@ def _check_quantized(config: Config) -> None:
     quantize = f"model.lora.quantize={config.model.lora.quantize}"
     if config.model.lora.dora:
         raise UserError(f"{quantize} does not go with model.lora.dora=true, which needs the norms of whole weights")
-    if config.parallel.level:
-        raise UserError(
-            f"{quantize} does not go with parallel.shard_size or parallel.zero, which would divide what is in four "
-            f"bits: use data_parallel_size, or block_parallel_size without parallel.zero"
-        )
+    for key, wanted in (
+        ("parallel.offload", config.parallel.offload),
+        ("training.offload_activations", config.training.offload_activations),
+    ):
+        if wanted:
+            raise UserError(f"{quantize} does not go with {key}=true, unproven for weights in four bits: use false")
     nf4.kind()
 
 

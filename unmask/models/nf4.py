@@ -1,6 +1,6 @@
 """Frozen weights in four bits: NF4 with double quantisation (QLoRA, Dettmers 2305.14314), in torchao's tensors.
 
-    W = s_b c[q],    s_b = mean + f_g z_b
+    W = s_b c[q],    s_b = mean + z_b / f_g
 
 b is a block of 64 weights with the scale s_b, c the 16 levels of NF4, q their index (4 bits); z_b (8 bits) is the scale
 within a group g of at most 256 blocks, f_g the factor of the group. A product takes W in the dtype of its input, and
@@ -18,11 +18,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from unmask.errors import UserError
 
 #: Weights that share a scale, and at most so many scales that share a factor.
 BLOCK, GROUP = 64, 256
+#: Where a weight is small its groups are, so that there are this many: as many ranks may divide it.
+GROUPS = 8
+#: Parts that are divided with the weight, each from end to end.
+DIVIDED = ("quantized_data", "quantized_scalers", "quantization_factor")
 _TORCHAO = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
 
 
@@ -42,9 +47,30 @@ def is_nf4(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.NF4Tensor)
 
 
+@torch.no_grad()
 def stored(name: str, tensor: Any) -> dict[str, Any]:
-    """What is kept of a tensor, by name: of one in four bits its parts, which share its memory."""
-    return {f"{name}.{part}": value for part, value in _parts(tensor)} if is_nf4(tensor) else {name: tensor}
+    """What is kept of a tensor, by name: of one in four bits its parts, which share its memory, divided as it is."""
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not is_nf4(own):
+        return {name: tensor}
+    found = {part: value.detach() for part, value in _parts(own)}
+    if own is not tensor:
+        mesh, placements = tensor.device_mesh, tensor.placements
+        found |= {part: DTensor.from_local(found[part], mesh, placements, run_check=False) for part in DIVIDED}
+    return {f"{name}.{part}": value for part, value in found.items()}
+
+
+def check_divisible(model: nn.Module, ranks: int) -> None:
+    """UserError for weights in four bits that FSDP2 cannot give in equal parts to so many ranks."""
+    for name, parameter in model.named_parameters():
+        if not is_nf4(parameter):
+            continue
+        sizes = [parameter.shape[0], *(value.numel() for part, value in _parts(parameter) if part in DIVIDED)]
+        if any(size % ranks for size in sizes):
+            raise UserError(
+                f"model.lora.quantize=nf4: {name} of {tuple(parameter.shape)} is in four bits and cannot be divided "
+                f"into {ranks} equal parts: use fewer ranks (parallel.shard_size), or quantize=none"
+            )
 
 
 def quantize(module: nn.Linear, where: str, device: Any, values: bool = True) -> None:
@@ -59,7 +85,8 @@ def quantize(module: nn.Linear, where: str, device: Any, values: bool = True) ->
             f"model.lora.quantize=nf4: {where} has {weight.numel():,} weights, no multiple of {BLOCK}: leave "
             f"{where.split('.')[-1]} out of model.lora.targets"
         )
-    made = kind().from_tensor(weight.to(device if values else "meta"), BLOCK, math.gcd(blocks, GROUP))
+    group = math.gcd(blocks if blocks % GROUPS else blocks // GROUPS, GROUP)
+    made = kind().from_tensor(weight.to(device if values else "meta"), BLOCK, group)
     if not values:
         _, how = made.__tensor_flatten__()
         how["tensor_meta"] = replace(how["tensor_meta"], device=torch.device(device))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import resource
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,11 +215,14 @@ def _gathered(run: Run) -> int:
     if not parallel.level and parallel.model_parallel_size == parallel.expert_parallel_size == 1:
         return 0
     part = _Parts(run, whole=True)
-    sizes = [
-        sum(part(each, each) // each.element_size() for each in layer.parameters())
-        for layer in decoder_layers(run.model)
-    ]
-    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in _of_stages(run, part))
+
+    def elements(parameters: Iterable[nn.Parameter]) -> int:
+        # What is in four bits is gathered as it is, whatever the arithmetic.
+        wide = run.dtype.itemsize
+        return sum(part(each, each) // (wide if nf4.is_nf4(each) else each.element_size()) for each in parameters)
+
+    sizes = [elements(layer.parameters()) for layer in decoder_layers(run.model)]
+    largest, every = max(sizes), elements(_of_stages(run, part))
     rest = every - sum(sizes)
     whole = every
     if parallel.level == 3:
@@ -244,8 +247,8 @@ class _Parts:
         self.experts = {each for module in divided for each in module.parameters()}
 
     def __call__(self, value: Any, parameter: Any) -> int:
-        if not _size(value) or nf4.is_nf4(value):  # what is in four bits is not divided
-            return _size(value)
+        if not _size(value) or nf4.is_nf4(value):  # four bits are divided by FSDP2 alone
+            return -(-_size(value) // self.shards)
         shape, dim, shards = list(value.shape), 0, self.shards
         if parameter in self.dims:
             shape[self.dims[parameter]] = -(-shape[self.dims[parameter]] // self.ranks)
