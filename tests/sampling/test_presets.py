@@ -95,13 +95,13 @@ def test_llada(remasking, temperature, cfg):
     assert found.token == llada(twin, 14, 7, 3, remasking, temperature, cfg)
 
 
-def dream(twin, length, steps, alg, temperature, top_p, top_k=None, alg_temp=0.0):
-    """HKUNLP/Dream generation_utils.py, `_sample`.
+def dream(twin, alg, temperature, top_p, top_k=None, alg_temp=0.0):
+    """HKUNLP/Dream generation_utils.py, `_sample`: 13 tokens in 6 steps.
 
     torch.multinomial takes the largest of p / E, E exponential; here E is made of unmask's second number.
     """
-    generator = torch.Generator().manual_seed(SEED)
-    x = torch.tensor(PROMPT + [MASK] * length)
+    steps, generator = 6, torch.Generator().manual_seed(SEED)
+    x = torch.tensor(PROMPT + [MASK] * 13)
     times = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64)
     for i in range(steps):
         where = (x == MASK).nonzero().flatten()
@@ -146,7 +146,7 @@ def test_dream(alg, given, temperature):
         model, None, PROMPT, decoding=SHIFTED, preset="dream", length=13, steps=6, seed=SEED, temperature=temperature,
         **given,
     )  # fmt: skip
-    assert found.token == dream(twin, 13, 6, alg, temperature, 0.95)
+    assert found.token == dream(twin, alg, temperature, 0.95)
 
 
 @pytest.mark.parametrize("alg, given", DREAM[:3])
@@ -162,10 +162,10 @@ def test_dream_by_chance(alg, given, temperature, top_k, alg_temp):
     found = sample(
         model, None, PROMPT, decoding=SHIFTED, preset="dream_chat", length=13, steps=6, seed=SEED, top_k=top_k, **given
     )
-    expected = dream(twin, 13, 6, alg, temperature, 0.95, top_k, alg_temp)
+    expected = dream(twin, alg, temperature, 0.95, top_k, alg_temp)
     assert found.token == expected
     if alg_temp:
-        assert expected != dream(twin, 13, 6, alg, temperature, 0.95, top_k)
+        assert expected != dream(twin, alg, temperature, 0.95, top_k)
 
 
 @torch.no_grad()
