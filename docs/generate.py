@@ -241,9 +241,11 @@ def further() -> str:
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.test_diffusion_gemma import GEMMA_MATRIX
     from tests.parallel.test_hybrids import CASES
-    from tests.parallel.test_lora import MATRIX
+    from tests.parallel.test_lora import MATRIX, QUANTISED
 
-    adapters = [(f"adapters, {case.objective}", case) for case in MATRIX]
+    adapters = [
+        (f"adapters{' on four bits' if case.options == QUANTISED else ''}, {case.objective}", case) for case in MATRIX
+    ]
     table = []
     for name, case in [*((case.objective, case) for case in [*CASES, *GEMMA_MATRIX]), *adapters]:
         sizes = (case.replicas, case.shards, case.blocks, case.tensor, case.experts)

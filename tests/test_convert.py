@@ -75,6 +75,33 @@ def stock(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return own.eval()(ids[None]).logits[0]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_file_is_converted_with_the_weights_it_holds(tied: bool, tmp_path: Path) -> None:
+    """From a file that gguf's own writer made: the weights, the tokeniser, a mask token, and a recipe that trains."""
+    pytest.importorskip("gguf")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.models.test_load import SHAPE, write_gguf
+
+    torch.manual_seed(0)
+    shape = {**SHAPE, "hidden_size": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 64}
+    base = LlamaForCausalLM(LlamaConfig(**shape | {"tie_word_embeddings": tied})).eval()
+    write_gguf(tmp_path / "tiny.gguf", base)
+    made = convert(tmp_path / "tiny.gguf", tmp_path / "dlm", objective="block_diffusion", block_size=4)
+    opened = open_model(tmp_path / "dlm")
+    assert opened.mask_token_id == opened.tokenizer.mask_token_id == made.mask_token_id == SHAPE["vocab_size"]
+    assert opened.tokenizer.convert_tokens_to_ids(opened.tokenizer.tokenize("abc")) == [28, 2]
+    ids = torch.arange(SHAPE["vocab_size"])
+    with torch.no_grad():
+        ours, theirs = stock(opened.model, ids)[:, : SHAPE["vocab_size"]], base(ids[None]).logits[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    tree = yaml.safe_load(Path(made.recipe).read_text())
+    tree["training"] = {"steps": 1, "batch_size": 2}
+    tree["checkpoint"]["path"], tree["log"] = str(tmp_path / "run"), {"console": "none"}
+    data = [{"input_ids": [(3 * i + j) % 26 for i in range(40)]} for j in range(8)]
+    assert Trainer(config=Config.parse(tree, "run.yaml")).train(data, data[:3]).step == 1
+
+
 def test_an_embedding_without_room_grows_by_the_mean(tmp_path: Path) -> None:
     base = source(tmp_path / "base", rows=WORDS)
     made = convert(base, tmp_path / "dlm", mask_token="[MASK]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from unmask.models.checkpoints import open_model as load
     from unmask.sampling import sample, stream
     from unmask.training.trainer import Trainer
+
+# Where torchao is installed transformers imports it, and it would tell at every start which libraries of its own it
+# cannot load, for GPUs that are not there.
+for _noisy in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 #: name -> where it lives; imported when first asked for, so that `import unmask` costs nothing.
 _PUBLIC = {

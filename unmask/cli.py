@@ -334,7 +334,7 @@ class Manner:
     """How `sample` decodes and prints."""
 
     as_: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...")
+        str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...; or none.")
     ] = None
     stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False
 

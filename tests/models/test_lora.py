@@ -31,9 +31,9 @@ FAMILIES = {
 }
 
 
-def loaded(tmp_path, variant, family="qwen3", dtype="float64"):
+def loaded(tmp_path, variant, family="qwen3", dtype="float64", more=()):
     """A model with adapters whose B is not zero."""
-    options = [*LORA, *VARIANTS[variant], f"model.dtype={dtype}"]
+    options = [*LORA, *VARIANTS[variant], f"model.dtype={dtype}", *more]
     settings = config(tmp_path, *options, model=FAMILIES[family]).model
     model = load(settings).model
     generator = torch.Generator().manual_seed(1)

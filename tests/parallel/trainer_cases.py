@@ -169,6 +169,7 @@ def held(model: Any) -> int:
 def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> dict[str, Any]:
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
     from tests.training.tiny import config, log, stop_at
+    from unmask.models import nf4
     from unmask.models.checkpoints import open_model
     from unmask.training.trainer import Trainer
 
@@ -180,6 +181,8 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
     # Only the first process writes the log, and it may still be writing.
     records = log(Path(path)) if trainer.mesh.first else []
     bound = summary.validation
+    model = open_model(summary.checkpoint).model
+    nf4.dequantize(model)
     return {
         "step": summary.step,
         "deferred": sorted(trainer.run.deferred.names),
@@ -191,7 +194,5 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
         "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
-        "weights": {
-            name: weight.detach().numpy() for name, weight in open_model(summary.checkpoint).model.named_parameters()
-        },
+        "weights": {name: weight.detach().numpy() for name, weight in model.named_parameters()},
     }

@@ -141,3 +141,47 @@ def test_refusals(opened, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="sample runs in one process"):
         run("run", [], [Asked([1])])
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """A model as it comes from LLaDA's folder."""
+    model, _ = tiny()
+    model.config.origin = {"family": "llada"}
+    objective = build("mdlm", {"variant": "llada"}).model_copy(update={"mask_token_id": MASK})
+    found = OpenModel(model, None, MASK, objective)
+    monkeypatch.setattr(module, "open_model", lambda path, device: found)
+    return found
+
+
+PUBLISHED = "sampling as llada is published (method=full strategy=low_confidence); --as none for the defaults\n"
+
+
+@pytest.mark.parametrize(
+    "given, preset, options",
+    [
+        ([], "llada", {}),
+        (["steps=3", "temperature=0.7", "seed=2"], "llada", {"steps": 3, "temperature": 0.7, "seed": 2}),
+        (["preset=none"], None, {}),
+        (["preset=none", "temperature=0.7"], None, {"temperature": 0.7}),
+        (["preset=dream", "temperature=1"], "dream", {"temperature": 1.0}),
+        (["strategy=margin"], None, {"strategy": "margin"}),
+        (["threshold=0.2"], None, {"threshold": 0.2}),
+        (["method=full"], None, {"method": "full"}),
+    ],
+)
+def test_a_model_of_a_family_is_sampled_as_its_authors_do(given, preset, options, foreign, capsys):
+    run("folder", ["length=9", *given], [Asked([1, 2])])
+    printed = capsys.readouterr()
+    known = {"preset": preset} if preset else {}
+    assert printed.out.split() == ["1", "2", *map(str, expected(foreign, [1, 2], length=9, **known, **options).token)]
+    assert printed.err == (PUBLISHED if preset == "llada" else "")
+
+
+def test_a_model_trained_to_be_decoded_in_another_way_is_not(foreign, monkeypatch, capsys):
+    objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
+    blocks = foreign._replace(objective=objective)
+    monkeypatch.setattr(module, "open_model", lambda path, device: blocks)
+    run("folder", ["length=9"], [Asked([1, 2])])
+    printed = capsys.readouterr()
+    assert printed.out.split() == ["1", "2", *map(str, expected(blocks, [1, 2], length=9).token)] and not printed.err

@@ -12,7 +12,8 @@ from transformers import DynamicCache
 
 from tests.sampling.reference import MASK, block_mask, logits, tiny
 from unmask.errors import UserError
-from unmask.objectives import Decoding
+from unmask.models.families import families
+from unmask.objectives import Decoding, build
 from unmask.sampling import Options, sample
 from unmask.sampling.presets import PRESETS
 
@@ -28,17 +29,21 @@ def whole(twin, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def drawn(rows: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor):
-    """Tokens and the distribution they are drawn from, filtered as transformers' top-p warper does."""
-    if temperature == 0:
-        return rows.argmax(-1), rows.softmax(-1)
-    rows = rows / temperature
+def drawn(rows: torch.Tensor, temperature: float, top_p: float, uniform: torch.Tensor, top_k: int | None = None):
+    """Tokens and the distribution they are drawn from, filtered as transformers' top-p and then top-k warpers do."""
+    if temperature > 0:
+        rows = rows / temperature
     ordered, index = rows.sort(descending=True, stable=True)
     remove = ordered.softmax(-1).cumsum(-1) > top_p
     remove[:, 1:] = remove[:, :-1].clone()
     remove[:, 0] = False
-    rows = rows.masked_fill(torch.zeros_like(remove).scatter(-1, index, remove), -torch.inf)
+    if top_p < 1:
+        rows = rows.masked_fill(torch.zeros_like(remove).scatter(-1, index, remove), -torch.inf)
+    if top_k is not None:
+        rows = rows.masked_fill(rows < rows.topk(top_k).values[:, -1:], -torch.inf)
     p = rows.softmax(-1)
+    if temperature == 0:
+        return rows.argmax(-1), p
     token = []
     for row, u in zip(p, uniform, strict=True):
         value, place = row.sort(descending=True, stable=True)
@@ -90,10 +95,13 @@ def test_llada(remasking, temperature, cfg):
     assert found.token == llada(twin, 14, 7, 3, remasking, temperature, cfg)
 
 
-def dream(twin, length, steps, alg, temperature, top_p):
-    """HKUNLP/Dream generation_utils.py, `_sample` with alg_temp 0."""
-    generator = torch.Generator().manual_seed(SEED)
-    x = torch.tensor(PROMPT + [MASK] * length)
+def dream(twin, alg, temperature, top_p, top_k=None, alg_temp=0.0):
+    """HKUNLP/Dream generation_utils.py, `_sample`: 13 tokens in 6 steps.
+
+    torch.multinomial takes the largest of p / E, E exponential; here E is made of unmask's second number.
+    """
+    steps, generator = 6, torch.Generator().manual_seed(SEED)
+    x = torch.tensor(PROMPT + [MASK] * 13)
     times = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64)
     for i in range(steps):
         where = (x == MASK).nonzero().flatten()
@@ -101,7 +109,7 @@ def dream(twin, length, steps, alg, temperature, top_p):
             break
         rows = torch.cat([(out := whole(twin, x))[:1], out[:-1]])[where]
         uniform = torch.rand(2, len(where), generator=generator)
-        token, p = drawn(rows, temperature, top_p, uniform[0])
+        token, p = drawn(rows, temperature, top_p, uniform[0], top_k)
         stay = times[i + 1] / times[i]
         if alg == "origin":
             take = (uniform[1] > stay) if i < steps - 1 else torch.ones(len(where), dtype=torch.bool)
@@ -114,29 +122,50 @@ def dream(twin, length, steps, alg, temperature, top_p):
         elif alg == "entropy":
             score = torch.where(p > 0, p * p.clamp(min=1e-300).log(), 0).sum(-1)
         n = int(len(where) * (1 - stay)) if i < steps - 1 else len(where)
+        if alg_temp > 0:
+            score = (score / alg_temp).softmax(0) / -uniform[1].log()
         # Many scores are equal where top-p leaves one token: topk takes any of them, unmask the first.
         best = score.argsort(descending=True, stable=True)[:n]
         x[where[best]] = token[best]
     return x[len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize(
-    "alg, given",
-    [
-        ("entropy", {}),
-        ("topk_margin", {"strategy": "margin"}),
-        ("maskgit_plus", {"strategy": "low_confidence"}),
-        ("origin", {"strategy": "random", "schedule": "independent"}),
-    ],
-)
-@pytest.mark.parametrize("temperature", [0.2, 1.3])
+DREAM = [
+    ("entropy", {}),
+    ("topk_margin", {"strategy": "margin"}),
+    ("maskgit_plus", {"strategy": "low_confidence"}),
+    ("origin", {"strategy": "random", "schedule": "independent"}),
+]
+
+
+@pytest.mark.parametrize("alg, given", DREAM)
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 1.3])
 def test_dream(alg, given, temperature):
     model, twin = tiny()
     found = sample(
         model, None, PROMPT, decoding=SHIFTED, preset="dream", length=13, steps=6, seed=SEED, temperature=temperature,
         **given,
     )  # fmt: skip
-    assert found.token == dream(twin, 13, 6, alg, temperature, 0.95)
+    assert found.token == dream(twin, alg, temperature, 0.95)
+
+
+@pytest.mark.parametrize("alg, given", DREAM[:3])
+@pytest.mark.parametrize(
+    "temperature, top_k, alg_temp", [(0.4, None, 0.1), (1.3, 3, 0.1), (0.0, 5, 0.5), (2.0, 4, 0.0)]
+)
+def test_dream_by_chance(alg, given, temperature, top_k, alg_temp):
+    """The preset as it is, but for top_k; and with other temperatures."""
+    model, twin = tiny()
+    given = (
+        given if (temperature, alg_temp) == (0.4, 0.1) else given | {"temperature": temperature, "alg_temp": alg_temp}
+    )
+    found = sample(
+        model, None, PROMPT, decoding=SHIFTED, preset="dream_chat", length=13, steps=6, seed=SEED, top_k=top_k, **given
+    )
+    expected = dream(twin, alg, temperature, 0.95, top_k, alg_temp)
+    assert found.token == expected
+    if alg_temp:
+        assert expected != dream(twin, alg, temperature, 0.95, top_k)
 
 
 @torch.no_grad()
@@ -266,6 +295,13 @@ def test_presets_are_options_and_do_not_count_as_given():
     assert Options.read(["preset=sdar", "threshold=0.5"]).threshold == 0.5
 
 
+def test_every_family_has_a_preset_that_decodes_as_it_was_trained():
+    for name in families.names():
+        family = families[name]
+        options = dict(family.objective)
+        assert PRESETS[family.preset]["method"] == build(options.pop("name"), options).decoding.kind, name
+
+
 @pytest.mark.parametrize(
     "given, decoding, message",
     [
@@ -274,6 +310,13 @@ def test_presets_are_options_and_do_not_count_as_given():
         ({"preset": "fast_dllm", "cache": False}, FULL, "cache=False has no effect"),
         ({"preset": "sdar", "guidance": 1.0}, Decoding("block", 8, False), "guidance=1.0 has no effect"),
         ({"tempered": True}, FULL, "tempered=True has no effect"),
+        ({"top_k": 4}, FULL, "top_k=4 has no effect here: it needs a temperature above 0"),
+        (
+            {"alg_temp": 0.1},
+            FULL,
+            "alg_temp=0.1 has no effect here: it needs strategy=low_confidence, low_entropy or mar",
+        ),
+        ({"preset": "dream", "strategy": "random", "alg_temp": 0.1}, SHIFTED, "alg_temp=0.1 has no effect"),
         ({"sub_block_size": 4}, FULL, "sub_block_size=4 has no effect"),
     ],
 )

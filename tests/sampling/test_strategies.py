@@ -159,3 +159,26 @@ def test_an_option_of_another_strategy_is_refused(name, option):
     default = Options.model_fields[option].default
     with pytest.raises(UserError, match=f"{option}={default} has no effect here: it needs strategy={name}"):
         sample(model, None, [1], decoding=BLOCK, strategy=other, **{option: default})
+
+
+@pytest.mark.parametrize("name", ["low_confidence", "low_entropy", "margin"])
+def test_alg_temp_draws_without_replacement(name):
+    """Frequencies of the first and second of three: p_i p_j / (1 - p_i), p = softmax(score / alg_temp)."""
+    rows = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.55, 0.45]], dtype=torch.float64)
+    score = {
+        "low_confidence": rows[:, 0],
+        "low_entropy": (rows * rows.log()).sum(-1),
+        "margin": rows[:, 0] - rows[:, 1],
+    }[name]
+    p = (score / 0.3).softmax(0)
+    order = torch.rand(4000, 3, generator=torch.Generator().manual_seed(0))
+    counts = torch.zeros(3, 3, dtype=torch.float64)
+    for uniform in order:
+        first, second = commit(name, candidates(*rows.tolist(), order=uniform.tolist()), 2, alg_temp=0.3)
+        counts[first, second] += 1
+    for i in range(3):
+        for j in range(3):
+            expected = p[i] * p[j] / (1 - p[i]) if i != j else 0.0
+            assert (
+                abs(counts[i, j] / len(order) - expected) < 4 * (expected * (1 - expected) / len(order)) ** 0.5 + 1e-9
+            )

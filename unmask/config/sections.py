@@ -25,6 +25,8 @@ class AdapterConfig(Section):
     dora: bool = False
     #: Scale by alpha / sqrt(rank).
     rslora: bool = False
+    #: Keep the weights that have adapters in four bits: none or nf4 (QLoRA; the extra `quant`).
+    quantize: Literal["none", "nf4"] = "none"
     #: What else is trained: whole embeddings (a tied head with them), the mask token's row alone, norms.
     train: list[Literal["embeddings", "mask_token", "norms"]] = []
 

@@ -10,6 +10,7 @@ from typing import Any
 EXTRAS = {
     "gguf": (("gguf",), "reading models from .gguf files"),
     "lm-eval": (("lm-eval",), "published benchmarks (unmask eval --tasks)"),
+    "quant": (("torchao",), "a base in four bits under adapters (model.lora.quantize)"),
     "ray": (("ray",), "training under Ray Train (launch/ray_train.py)"),
     "tensorboard": (("tensorboard",), "logging to TensorBoard"),
     "trackio": (("trackio",), "logging to Trackio"),

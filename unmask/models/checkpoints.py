@@ -25,7 +25,7 @@ import torch
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.hf import open_tokenizer, read_config
-from unmask.models import lora
+from unmask.models import lora, nf4
 from unmask.models.families import family_of
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, empty_model, load
@@ -142,11 +142,12 @@ warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
 
 
 def weights(model: torch.nn.Module) -> dict[str, Any]:
-    """The model's tensors by name as DCP stores them: tied weights once, under their first name."""
+    """The model's tensors by name as DCP stores them: tied weights once, under their first name; see `nf4.stored`."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
     own = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
-    return {name: tensor for name, tensor in get_model_state_dict(model).items() if name in own}
+    found = [(name, tensor) for name, tensor in get_model_state_dict(model).items() if name in own]
+    return {key: part for name, tensor in found for key, part in nf4.stored(name, tensor).items()}
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
@@ -217,10 +218,13 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
     model = empty_model(folder / "hf", getattr(torch, config.model.dtype))
+    lora.quantize(model, config.model.lora, values=False)
     lora.adapt(model, config.model.lora)
     load_weights(model, folder)
     if ema:
         load_average(model, folder)
+    if dtype:
+        nf4.dequantize(model)
     model.to(device, getattr(torch, dtype) if dtype else None).eval()
     adapt(model)
     if config.model.fused:

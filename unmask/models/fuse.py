@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.kernels import rms_norm, swiglu_down
+from unmask.models import nf4
 from unmask.models.check import decoder_layers, layer_windows
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, fuse_attention
 
@@ -68,7 +69,10 @@ def _plain_rms_norm(module: Any, original: Callable[..., Tensor], x: Tensor) -> 
 def _is_swiglu(module: Any) -> bool:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     return (
-        hasattr(module, "act_fn") and all(type(part) is nn.Linear for part in parts) and module.down_proj.bias is None
+        hasattr(module, "act_fn")
+        and all(type(part) is nn.Linear for part in parts)
+        and module.down_proj.bias is None
+        and not nf4.is_nf4(module.down_proj.weight)
     )
 
 

@@ -70,6 +70,7 @@ def load(
         )
     adapt(model)
     mask_token_id = _mask_token(model, tokenizer, config.mask_token_id)
+    lora.quantize(model, config.lora, device)
     if deferred is not None and deferred.names:
         deferred.move(model, device)
     else:

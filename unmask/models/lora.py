@@ -2,8 +2,9 @@
 
     y = W x + s B A x,     s = alpha / rank, with rslora alpha / sqrt(rank);     B = 0 at the start
 
-W is frozen. The layers are peft's own, put in place of the model's linear modules: names, hooks and wrappers see a
-transformers model as ever. `train` adds whole parameters (embeddings, norms) or the mask token's row.
+W is frozen, with `quantize` in four bits (QLoRA, 2305.14314). The layers are peft's own, put in place of the model's
+linear modules: names, hooks and wrappers see a transformers model as ever. `train` adds whole parameters (embeddings,
+norms) or the mask token's row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.errors import UserError
+from unmask.models import nf4
 from unmask.models.check import decoder_layers
 from unmask.registry import nearest
 
@@ -48,10 +50,37 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"model.lora.dropout={lora.dropout:g} on {ranks} processes gives other numbers than on one: set it to 0"
         )
+    if lora.quantize != "none":
+        _check_quantized(config)
     if config.optimizer.name == "muon":
         raise UserError("optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw")
     if config.model.compile:
         raise UserError("model.compile=true does not go with model.lora, unproven when compiled: use false")
+
+
+def _check_quantized(config: Config) -> None:
+    quantize = f"model.lora.quantize={config.model.lora.quantize}"
+    if config.model.lora.dora:
+        raise UserError(f"{quantize} does not go with model.lora.dora=true, which needs the norms of whole weights")
+    for key, wanted in (
+        ("parallel.offload", config.parallel.offload),
+        ("training.offload_activations", config.training.offload_activations),
+    ):
+        if wanted:
+            raise UserError(f"{quantize} does not go with {key}=true, unproven for weights in four bits: use false")
+    nf4.kind()
+
+
+def quantize(
+    model: PreTrainedModel, lora: AdapterConfig, device: torch.device | str = "cpu", values: bool = True
+) -> None:
+    """Put the weights that will have adapters in four bits, on `device`, one after the other (see `nf4.quantize`)."""
+    if lora.quantize == "none" or not lora.rank:
+        return
+    names, within = targets(model, lora), {each for layer in decoder_layers(model) for each in layer.modules()}
+    for path, module in list(model.named_modules()):
+        if module in within and isinstance(module, nn.Linear) and path.split(".")[-1] in names:
+            nf4.quantize(module, path, device, values)
 
 
 def adapt(model: PreTrainedModel, lora: AdapterConfig, seed: int = 0) -> None:
@@ -149,10 +178,14 @@ def adapters_of(model: nn.Module) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
-    """Add the adapters to the weights and put the model's own modules back: W <- W + s B A."""
+    """Add the adapters to the weights and put the model's own modules back: W <- W + s B A.
+
+    Weights in four bits are dequantised first: the sum is not quantised again.
+    """
     found = adapters_of(model)
     if not found:
         return
+    nf4.dequantize(model)
     from peft.utils.other import TrainableTokensWrapper
 
     for name, module in found.items():

@@ -17,7 +17,7 @@ from unmask.attention.exchange import check_name
 from unmask.attention.exchange.ulysses import check_heads
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
-from unmask.models import RowModel
+from unmask.models import RowModel, nf4
 from unmask.models.check import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
 from unmask.parallel.block import BlockAxis, Layers
@@ -104,6 +104,7 @@ def check(config: Config, row_model: RowModel) -> None:
             f"{sizes}: every {'shard' if shards > 1 else 'copy'} of the model needs a micro-batch; a step has {micro} "
             f"(training.batch_size / micro_batch): raise batch_size to {copies * shards * config.training.micro_batch}"
         )
+    nf4.check_divisible(row_model.model, parallel.shards)
     if parallel.offload and row_model.device.type == "cpu":
         raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
     if parallel.expert_parallel_size > 1:

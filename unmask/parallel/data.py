@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.attention.exchange import Traffic
+from unmask.models import nf4
 from unmask.parallel.shard import passing
 
 # No postponed annotations in this file: torch compares those of a communication hook with its own classes.
@@ -43,6 +44,7 @@ class Summed(DistributedDataParallel):
 def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> Summed:
     """The module, its gradients summed over a group in the last backward of a step (see `summing`)."""
     sums = sums or Sums()
+    _share_quantised(model, sums.group)
     # With find_unused_parameters the buckets keep their order: a resumed run adds up in the order of the first one.
     wrapped = Summed(
         model,
@@ -54,6 +56,15 @@ def summed(model: nn.Module, device: torch.device, sums: Sums | None = None) -> 
     wrapped.register_comm_hook(sums, _sum)
     wrapped.sums = sums
     return wrapped
+
+
+def _share_quantised(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """The first rank's weights in four bits, to all: DDP would broadcast values and quantise them again."""
+    quantised = {name: each for name, each in model.named_parameters() if nf4.is_nf4(each)}
+    for name, parameter in quantised.items():
+        for part in nf4.stored(name, parameter.detach()).values():
+            dist.broadcast(part, group_src=0, group=group)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(quantised))
 
 
 def summing(module: nn.Module, now: bool) -> AbstractContextManager[Any]:

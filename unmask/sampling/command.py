@@ -13,11 +13,13 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from unmask.errors import UserError
-from unmask.models.checkpoints import open_model
+from unmask.models import families
+from unmask.models.checkpoints import OpenModel, open_model
 from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.canvas import Fill
 from unmask.sampling.display import live
 from unmask.sampling.options import Options
+from unmask.sampling.presets import PRESETS
 from unmask.sampling.prompts import Asked
 from unmask.sampling.session import Session, Work
 
@@ -33,7 +35,22 @@ def opened(checkpoint: Path, overrides: list[str]) -> Session:
         raise UserError("sample runs in one process: start it without torchrun, a part of the prompts each if need be")
     options = Options.read(overrides)
     found = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
-    return Session(found.model, found.tokenizer, options, found.objective.decoding)
+    return Session(found.model, found.tokenizer, as_published(options, found), found.objective.decoding)
+
+
+def as_published(options: Options, opened: OpenModel) -> Options:
+    """The options, for a model of a family with the preset of its authors unless they say how to decode; says so.
+
+    A model that was trained here to be decoded in another way than its family is not.
+    """
+    preset, kind = families.preset(opened.model), opened.objective.decoding.kind
+    if preset is None or PRESETS[preset]["method"] != kind:
+        return options
+    chosen = options.of_family(preset)
+    if chosen is not options:
+        settings = " ".join(f"{name}={str(value).lower()}" for name, value in PRESETS[preset].items())
+        print(f"sampling as {preset} is published ({settings}); --as none for the defaults", file=sys.stderr)
+    return chosen
 
 
 def run(

@@ -13,6 +13,12 @@ from unmask.sampling.presets import PRESETS
 
 #: Options that only one of the built-in strategies reads.
 OWN = {"threshold": "threshold", "dynamic": "factor", "entropy": "gamma"}
+#: Strategies that commit exactly as many tokens as they must, by a score.
+SCORES = ("low_confidence", "low_entropy", "margin")
+#: Options that choose how a model is decoded: beside one of them the preset of its family is not taken.
+CHOICES = ("preset", "method", "strategy", *OWN.values(), "schedule", "sub_block_size")
+#: The preset that is none.
+NONE = "none"
 #: The built-in strategies; what one of somebody else's reads is not known.
 STRATEGIES = ("low_confidence", "threshold", "dynamic", "entropy", "low_entropy", "margin", "random")
 #: The samplers that see the whole sequence, and of these the ones with an approximate cache.
@@ -26,7 +32,8 @@ class Options(Section):
 
     #: Tokens to generate, or the size of the hole to fill.
     length: int = Field(default=128, ge=1)
-    #: Published decoding, whose options become the defaults: llada, dream, fast_dllm, fast_dllm_v2, sdar or llada2.
+    #: Published decoding, whose options become the defaults: llada, dream, dream_chat, fast_dllm, fast_dllm_v2, sdar or
+    #: llada2; none: not even the one of the model's family.
     preset: str | None = None
     #: Sampler by name; empty: the one of the decoding kind the model was trained for.
     method: str | None = None
@@ -52,8 +59,12 @@ class Options(Section):
     temperature: float = Field(default=0.0, ge=0)
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: Confidences are probabilities under what is drawn from, after temperature and top_p, and not the model's.
+    #: Draw from so many of the most probable tokens, of those that top_p leaves; empty: from all of them.
+    top_k: int | None = Field(default=None, ge=1)
+    #: Confidences are probabilities under what is drawn from, after temperature, top_p and top_k, and not the model's.
     tempered: bool = False
+    #: Of `low_confidence`, `low_entropy`, `margin`: draw what is committed, by softmax(score / alg_temp); 0: the best.
+    alg_temp: float = Field(default=0.0, ge=0)
     #: Of whole-sequence models: classifier-free guidance w, logits u + (w + 1)(c - u), u with the prompt masked.
     guidance: float = Field(default=0.0, ge=0)
     #: Of every random draw; sample n of a prompt has the seed seed + n.
@@ -70,15 +81,25 @@ class Options(Section):
     def _with_preset(cls, values: Any, handler: ModelWrapValidatorHandler[Options]) -> Options:
         """A preset's options are defaults: they do not count as given."""
         name = values.get("preset") if isinstance(values, dict) else None
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name == NONE:
             return handler(values)
         if name not in PRESETS:
-            raise UserError(
-                f"sample: unknown preset {name!r}{nearest(str(name), list(PRESETS))}; known: {', '.join(PRESETS)}"
-            )
+            known = [*PRESETS, NONE]
+            raise UserError(f"sample: unknown preset {name!r}{nearest(name, known)}; known: {', '.join(known)}")
         options = handler(PRESETS[name] | values)
         options.model_fields_set.intersection_update(values)
         return options
+
+    @property
+    def filters(self) -> bool:
+        """Whether improbable tokens are never drawn."""
+        return self.top_p < 1 or self.top_k is not None
+
+    def of_family(self, preset: str) -> Options:
+        """These options with the preset of the model's family for the others, unless they choose a decoding already."""
+        if self.model_fields_set.intersection(CHOICES):
+            return self
+        return type(self).parse({**self.model_dump(include=self.model_fields_set), "preset": preset}, "sample")
 
     def refuse_unused(self, method: str) -> None:
         """UserError for an option that was given and plays no part in this sampling, whatever its value (an empty one
@@ -86,10 +107,21 @@ class Options(Section):
         needs = {}
         known = method in ("block", *WHOLE) and self.strategy in STRATEGIES
         if method == "causal":
-            fills = ("block_size", "sub_block_size", "strategy", *OWN.values(), "schedule", "steps", "tempered")
+            fills = (
+                "block_size",
+                "sub_block_size",
+                "strategy",
+                *OWN.values(),
+                "alg_temp",
+                "schedule",
+                "steps",
+                "tempered",
+            )
             needs = dict.fromkeys(fills, "a sampler that fills masks, not method=causal")
         elif known:
             needs = {own: f"strategy={name}" for name, own in OWN.items() if name != self.strategy}
+            if self.strategy not in SCORES:
+                needs["alg_temp"] = f"strategy={', '.join(SCORES[:-1])} or {SCORES[-1]}"
         if method == "canvas":
             others = (
                 "strategy",
@@ -97,8 +129,10 @@ class Options(Section):
                 "factor",
                 "temperature",
                 "top_p",
+                "top_k",
                 "schedule",
                 "tempered",
+                "alg_temp",
                 "sub_block_size",
                 "guidance",
             )
@@ -112,9 +146,13 @@ class Options(Section):
         if method in WHOLE:
             needs["cache"] = f"clean blocks that can be kept, which method={method} has not"
         if self.temperature == 0:
-            needs["top_p"] = needs["tempered"] = "a temperature above 0"
-            if self.num_samples > 1 and (method == "causal" or (known and self.strategy != "random")):
-                needs["num_samples"] = "something random: a temperature above 0, or strategy=random"
+            if not self.tempered or method == "causal":
+                needs["top_p"] = needs["top_k"] = "a temperature above 0, or tempered=true where masks are filled"
+            if not self.filters:
+                needs["tempered"] = "a temperature above 0, top_p or top_k"
+            draws = self.strategy == "random" or (self.alg_temp and self.strategy in SCORES)
+            if self.num_samples > 1 and (method == "causal" or (known and not draws)):
+                needs["num_samples"] = "something random: a temperature above 0, alg_temp, or strategy=random"
         if "guidance" not in needs and method not in (*WHOLE, "block"):
             needs["guidance"] = "method=full, whose every pass sees the whole sequence"
         self._refuse(needs)

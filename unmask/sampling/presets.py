@@ -4,6 +4,7 @@
 |--------------|-----------------------------------------------------------------------------------------------------|
 | llada        | LLaDA generate.py, Nie 2502.09992: the most confident tokens, as many at every step, whole sequence |
 | dream        | Dream generation_utils.py, Ye 2508.15487: lowest entropies, as many as its timesteps say            |
+| dream_chat   | Dream demo_multiturn_chat.py: the same, and by chance which ones (alg_temp 0.1)                     |
 | fast_dllm    | Fast-dLLM v1, Wu 2505.22618: whole-sequence models with a dual cache and a threshold                |
 | fast_dllm_v2 | Fast-dLLM v2, Wu 2509.26328: blocks filled by sub-blocks under a threshold                          |
 | sdar         | SDAR generate.py, Cheng 2510.06303: blocks, "low_confidence_dynamic"                                |
@@ -24,6 +25,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "tempered": True,
         "temperature": 0.2,
         "top_p": 0.95,
+    },
+    "dream_chat": {
+        "method": "full",
+        "strategy": "low_entropy",
+        "schedule": "timesteps",
+        "tempered": True,
+        "temperature": 0.4,
+        "top_p": 0.95,
+        "alg_temp": 0.1,
     },
     "fast_dllm": {"method": "dual_cache", "strategy": "threshold", "threshold": 0.9, "block_size": 32},
     "fast_dllm_v2": {

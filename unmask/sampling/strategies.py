@@ -13,6 +13,9 @@ order, H the entropies of the predicted distributions.
 | low_entropy    | the `quota` with the lowest entropies                             | Dream, Ye 2508.15487            |
 | margin         | the `quota` with the largest gap between their two best tokens    | Kim 2502.06768                  |
 | random         | `quota` at random                                                 | MDLM, Sahoo 2406.07524          |
+
+Those that take exactly the `quota` best by some score may draw them instead, one after the other and each with
+probability proportional to exp(score / alg_temp) among what is left (Dream's `alg_temp`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ strategies = Registry(
 
 def low_confidence(candidates: Candidates, quota: int, options: Options) -> Tensor:
     """The `quota` most confident: LLaDA re-masks the least confident ones."""
-    return _largest(candidates.confidence, quota)
+    return _best(candidates.confidence, candidates, quota, options)
 
 
 def threshold(candidates: Candidates, quota: int, options: Options) -> Tensor:
@@ -64,18 +67,28 @@ def entropy(candidates: Candidates, quota: int, options: Options) -> Tensor:
 
 def low_entropy(candidates: Candidates, quota: int, options: Options) -> Tensor:
     """The `quota` whose distributions have the least entropy."""
-    return _largest(-torch.special.entr(candidates.probability).sum(-1), quota)
+    return _best(-torch.special.entr(candidates.probability).sum(-1), candidates, quota, options)
 
 
 def margin(candidates: Candidates, quota: int, options: Options) -> Tensor:
     """The `quota` whose most probable token leads the second by most."""
     first, second = candidates.probability.topk(2).values.unbind(-1)
-    return _largest(first - second, quota)
+    return _best(first - second, candidates, quota, options)
 
 
 def random(candidates: Candidates, quota: int, options: Options) -> Tensor:
     """`quota` positions at random, as the reverse process of masked diffusion unmasks them."""
     return _largest(candidates.order, quota)
+
+
+def _best(score: Tensor, candidates: Candidates, quota: int, options: Options) -> Tensor:
+    """The `quota` largest scores, or as many drawn without replacement by softmax(score / alg_temp).
+
+    The largest of log p + G, G = -log(-log u) a Gumbel number each, are such draws in order (Kool 1903.06059).
+    """
+    if options.alg_temp:
+        score = score / options.alg_temp - (-candidates.order.to(score).log()).log()
+    return _largest(score, quota)
 
 
 def _largest(score: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import resource
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unmask.models import nf4
 from unmask.models.check import decoder_layers
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim
@@ -81,13 +82,14 @@ class Ledger(TorchDispatchMode):
         return made
 
     def enter(self, tensor: Tensor) -> None:
-        """Count the tensor's storage, once."""
-        storage = tensor.untyped_storage()
-        if storage in self._seen or self.device not in (None, tensor.device.type):
-            return
-        self._seen.add(storage)
-        self.live += storage.nbytes()
-        weakref.finalize(storage, self._leave, storage.nbytes())
+        """Count the tensor's storage, once; of one in four bits, those of its parts."""
+        for part in nf4.stored("", tensor).values():
+            storage = part.untyped_storage()
+            if storage in self._seen or self.device not in (None, part.device.type):
+                continue
+            self._seen.add(storage)
+            self.live += storage.nbytes()
+            weakref.finalize(storage, self._leave, storage.nbytes())
 
     def _leave(self, size: int) -> None:
         self.live -= size
@@ -213,11 +215,14 @@ def _gathered(run: Run) -> int:
     if not parallel.level and parallel.model_parallel_size == parallel.expert_parallel_size == 1:
         return 0
     part = _Parts(run, whole=True)
-    sizes = [
-        sum(part(each, each) // each.element_size() for each in layer.parameters())
-        for layer in decoder_layers(run.model)
-    ]
-    largest, every = max(sizes), sum(part(each, each) // each.element_size() for each in _of_stages(run, part))
+
+    def elements(parameters: Iterable[nn.Parameter]) -> int:
+        # What is in four bits is gathered as it is, whatever the arithmetic.
+        wide = run.dtype.itemsize
+        return sum(part(each, each) // (wide if nf4.is_nf4(each) else each.element_size()) for each in parameters)
+
+    sizes = [elements(layer.parameters()) for layer in decoder_layers(run.model)]
+    largest, every = max(sizes), elements(_of_stages(run, part))
     rest = every - sum(sizes)
     whole = every
     if parallel.level == 3:
@@ -242,8 +247,8 @@ class _Parts:
         self.experts = {each for module in divided for each in module.parameters()}
 
     def __call__(self, value: Any, parameter: Any) -> int:
-        if not _size(value):
-            return 0
+        if not _size(value) or nf4.is_nf4(value):  # four bits are divided by FSDP2 alone
+            return -(-_size(value) // self.shards)
         shape, dim, shards = list(value.shape), 0, self.shards
         if parameter in self.dims:
             shape[self.dims[parameter]] = -(-shape[self.dims[parameter]] // self.ranks)
@@ -256,7 +261,9 @@ class _Parts:
 
 def _size(value: Any) -> int:
     """Bytes of a tensor; counters and what is no tensor count nothing."""
-    return value.nbytes if isinstance(value, Tensor) and value.dim() else 0
+    if not isinstance(value, Tensor) or not value.dim():
+        return 0
+    return sum(part.nbytes for part in nf4.stored("", value).values())
 
 
 def _resident() -> int:

@@ -186,7 +186,9 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
 def divides(config: Config) -> bool:
     """Whether a process is to hold a part of the model only."""
     parallel = config.parallel
-    if config.model.lora.dora:  # its magnitudes are of the weights, before these are divided
+    if (
+        config.model.lora.dora or config.model.lora.quantize != "none"
+    ):  # both take whole weights, before these are divided
         return False
     sizes = parallel.model_parallel_size, parallel.pipeline_stages, parallel.expert_parallel_size
     return max(sizes) > 1 or (bool(parallel.level) and parallel.shards > 1)

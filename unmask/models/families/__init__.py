@@ -5,7 +5,15 @@ module from the files, and `write_folder` writes them as they were. Remote code 
 families come from entry points of the group `unmask.families`. DiffusionGemma is transformers' own and needs none.
 """
 
-from unmask.models.families.folder import ORIGIN, end_tokens, family_of, open_folder, origin_of, write_folder
+from unmask.models.families.folder import (
+    ORIGIN,
+    end_tokens,
+    family_of,
+    open_folder,
+    origin_of,
+    preset,
+    write_folder,
+)
 from unmask.models.families.layout import Family
 from unmask.registry import Registry
 
@@ -23,4 +31,14 @@ families = Registry(
     group="unmask.families",
 )
 
-__all__ = ["ORIGIN", "Family", "end_tokens", "families", "family_of", "open_folder", "origin_of", "write_folder"]
+__all__ = [
+    "ORIGIN",
+    "Family",
+    "end_tokens",
+    "families",
+    "family_of",
+    "open_folder",
+    "origin_of",
+    "preset",
+    "write_folder",
+]

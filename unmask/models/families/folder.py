@@ -72,6 +72,14 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(token for token in known if token < len(embedding(model)))
 
 
+def preset(model: PreTrainedModel) -> str | None:
+    """How the authors of a foreign model decode it: a name of `unmask.sampling.presets`."""
+    from unmask.models.families import families
+
+    origin = origin_of(model)
+    return families[origin["family"]].preset if origin else None
+
+
 def open_folder(
     folder: Path, family: Family, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None = None
 ) -> PreTrainedModel:
