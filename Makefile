@@ -8,8 +8,10 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/unmask demo
 
+# Tests that start processes of their own need every core; the others run beside one another.
 test: $(INSTALLED)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --ignore tests/parallel
+	$(BIN)/pytest tests/parallel
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
