@@ -26,7 +26,7 @@ MATRIX = [
     replace(BASE, replicas=2, options=QUANTISED),
     replace(BASE, blocks=2, placement="csbp", micro_batch=2, options=QUANTISED, checkpointing="selective"),
     replace(BASE, shards=2, zero=3, options=QUANTISED),
-    replace(BASE, shards=2, zero=2, options=QUANTISED, checkpointing="full", dtype="float32"),
+    replace(BASE, shards=2, zero=2, options=QUANTISED, checkpointing="full"),
     replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, options=QUANTISED),
     replace(BASE, replicas=2, shards=2, options=QUANTISED),
 ]
