@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from tests.models.published import PUBLISHED
+from tests.models.test_families import write
 from tests.models.test_mask_token import tokenizer
 from tests.training.tiny import log
 from unmask import Config, Trainer
@@ -32,7 +34,7 @@ def source(folder: Path, rows: int = 48, words: int = WORDS) -> Path:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     more = {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": True}
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=rows, **shape, **more)).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=rows, eos_token_id=1, **shape, **more)).save_pretrained(folder)
     tokenizer(words).save_pretrained(folder)
     return folder
 
@@ -144,6 +146,9 @@ def test_a_schedule_begins_with_one_token_and_ends_with_the_block_size(size: int
         (["--objective", "fast_dlm_v2"], "unknown (did you mean 'fast_dllm_v2'?)"),
         (["--anneal", "block-size"], "--anneal block-size is for --objective block_diffusion"),
         (["--anneal", "slowly"], "known: causal, block-size"),
+        (["--mask-token", "-1"], "--mask-token '-1': give the text of a token, or an id from 0 on"),
+        (["--mask-token", " "], "give the text of a token"),
+        (["--mask-token", "1"], "mask token id 1 is the model's EOS token, which data hold"),
         (["--mask-token", "99"], "mask token id 99 does not fit the model's 48 embeddings"),
     ],
 )
@@ -165,10 +170,62 @@ def test_a_diffusion_model_and_a_full_folder_are_refused(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["block_size"] == 32
     with pytest.raises(UserError, match="is a diffusion model already"):
         convert(tmp_path / "dlm", tmp_path / "again")
-    causal = json.loads((base / "config.json").read_text()) | {"unmask": {"name": "ar"}, "mask_token_id": 5}
+    causal = json.loads((base / "config.json").read_text()) | {
+        "unmask": {"name": "ar", "options": {}},
+        "mask_token_id": 5,
+    }
     (base / "config.json").write_text(json.dumps(causal))
     assert convert(base, tmp_path / "exported").mask_token_id == 5, "an export of an autoregressive run"
     with pytest.raises(UserError, match="is there already"):
         convert(base, tmp_path / "dlm")
     with pytest.raises(UserError, match="no such folder"):
         convert(tmp_path / "none", tmp_path / "again")
+
+
+@pytest.mark.parametrize("layout", ["LLaDA", "LLaDA-MoE", "LLaDA2", "SDAR", "A2D Qwen3", "Dream"])
+def test_a_foreign_diffusion_model_without_a_mask_token_in_its_config_is_refused(layout: str, tmp_path: Path) -> None:
+    made = PUBLISHED[layout]()
+    write(tmp_path / "in", made._replace(config={k: v for k, v in made.config.items() if k != "mask_token_id"}))
+    with pytest.raises(UserError, match="is a diffusion model already"):
+        convert(tmp_path / "in", tmp_path / "out")
+
+
+def test_the_model_that_is_read_is_not_overwritten(tmp_path: Path) -> None:
+    base = source(tmp_path / "base")
+    before = (base / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="holds the model that is converted"):
+        convert(base, tmp_path / "." / "base", force=True)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="holds the model that is converted"):
+        convert(tmp_path / "files" / "a.gguf", tmp_path / "files", force=True)
+    assert (base / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "file, text, sentence",
+    [
+        ("config.json", "{oops", "cannot be read as JSON"),
+        ("config.json", "[1]", "holds no JSON object"),
+        (
+            "config.json",
+            '{"model_type": "qwen3", "unmask": "ar"}',
+            'config.json: "unmask" is no record of an objective',
+        ),
+        ("config.json", '{"model_type": "qwen3", "unmask": {"foo": 1}}', '"unmask" is no record of an objective'),
+        ("tokenizer.json", "{}", "its tokeniser cannot be read"),
+    ],
+)
+def test_damaged_files_are_one_sentence(file: str, text: str, sentence: str, tmp_path: Path) -> None:
+    (source(tmp_path / "base") / file).write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        convert(tmp_path / "base", tmp_path / "out")
+
+
+def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "make.py").write_text("print()")
+    with pytest.raises(UserError, match="a file must be .gguf"):
+        convert(tmp_path / "make.py", tmp_path / "out")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF and nothing else")
+    with pytest.raises(UserError, match="a.gguf: no tokeniser can be read from it"):
+        convert(tmp_path / "a.gguf", tmp_path / "out")

@@ -7,7 +7,7 @@ starts as, is in `unmask.models.mask_token`.
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.export.api import filled
 from unmask.export.hf import write
+from unmask.hf import read_config
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel
+from unmask.models.checkpoints import OpenModel, objective_of
 from unmask.models.load import own_tokenizer
 from unmask.objectives import build
 from unmask.registry import nearest
@@ -61,7 +62,7 @@ class Conversion:
     recipe: str
 
     def sentence(self) -> str:
-        token = self.mask_token or "no name, for there is no tokeniser"
+        token = self.mask_token or "no name, for the tokeniser has none for it, or there is none"
         return "\n".join(
             [
                 f"{self.path}: {self.objective} in blocks of {self.block_size}",
@@ -96,10 +97,11 @@ def convert(
     source, folder = as_path(model, "a model (MODEL)"), as_path(output, "the folder to write (OUT)")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
         raise UserError(f"{folder}: is there already; name another folder, or overwrite it with --force")
-    fields = _fields(source)
-    record = fields.get("unmask")
-    if record["name"] != "ar" if record else fields.get("mask_token_id") is not None:
-        raise UserError(f"{source}: is a diffusion model already (it has a mask token): train from it with model.name")
+    _check_apart(source, folder)
+    fields = read_config(source) if (source / "config.json").is_file() else {}
+    trained = objective_of(fields, str(source / "config.json"))
+    if fields.get("mask_token_id") is not None if trained is None else trained.decoding.kind != "causal":
+        raise UserError(f"{source}: is a diffusion model already: train from it with model.name")
     tokenizer = own_tokenizer(source) if source.exists() else None
     known = None if tokenizer is None else len(tokenizer)
     requested = _requested(mask_token, tokenizer)
@@ -146,7 +148,7 @@ def recipe_of(objective: str, block_size: int, anneal: str | None) -> dict[str, 
 def schedule(block_size: int) -> list[dict[str, Any]]:
     """LLaDA2's warm-up, stable, decay: blocks of one token, the autoregressive model, grow until a document is one
     block, and come back to `block_size`."""
-    growing = [size for size in (1, 4, 32, 64) if size < 2 * block_size] or [1]
+    growing = [size for size in (1, 4, 32, 64) if size <= block_size]
     shrinking = [size for size in (2048, 256) if size > block_size]
     phases: list[dict[str, Any]] = [
         {"until": round(0.15 * (number + 1) / len(growing), 4), "size": size} for number, size in enumerate(growing)
@@ -169,20 +171,26 @@ def recipe_text(options: dict[str, Any], folder: Path, source: Path, block_size:
         "evaluation": {"every": 500, "packs": 32, "ar": True},
     }
     Config.parse(tree, "run.yaml")
-    header = HEADER.format(source=source.name, objective=options["name"], block_size=block_size, folder=folder)
+    title = next(name for name, made in RECIPES.items() if made.items() <= options.items())
+    header = HEADER.format(source=source.name, objective=title, block_size=block_size, folder=folder)
     return header + yaml.safe_dump(tree, sort_keys=False)
 
 
-def _fields(source: Path) -> dict[str, Any]:
-    """config.json of a folder; nothing of a file, or where there is none."""
-    path = source / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _check_apart(source: Path, folder: Path) -> None:
+    """UserError where the model that is read lies in the folder that is written."""
+    read, written = source.resolve(), folder.resolve()
+    if written in (read, read.parent if read.is_file() else read):
+        raise UserError(
+            f"{folder}: holds the model that is converted, which would be lost; name another folder for OUT"
+        )
 
 
 def _requested(mask_token: str | None, tokenizer: Any) -> int | None:
     """The id that is asked for; a text becomes the tokeniser's mask token."""
     if mask_token is None:
         return None
+    if not mask_token.strip() or re.fullmatch(r"-\d+", mask_token):
+        raise UserError(f"--mask-token {mask_token!r}: give the text of a token, or an id from 0 on")
     if mask_token.isdecimal():
         return int(mask_token)
     if tokenizer is None:

@@ -29,7 +29,19 @@ def is_known(raw: dict[str, Any]) -> bool:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """A folder's tokeniser; UserError where only code in the folder could make it, which is not run.
+    """A folder's tokeniser; UserError where its files are damaged, or only code in the folder could make it."""
+    try:
+        return _tokenizer(folder)
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers and tokenizers raise for a damaged file
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        kind = type(error).__name__
+        raise UserError(f"{folder}: its tokeniser cannot be read: {kind}: {reason}; copy its files again") from error
+
+
+def _tokenizer(folder: Path) -> Any:
+    """Code that the folder names is not run.
 
     Beside a model that transformers does not know its own files say what it is; a class of another name over vocab.json
     and merges.txt is Qwen's byte-level BPE, as Dream's and Fast-dLLM's are.

@@ -10,7 +10,7 @@ from tests.training.tiny import config, documents, log, losses, train
 from unmask import Config, Trainer
 from unmask.errors import UserError
 from unmask.objectives import Objective, objectives
-from unmask.training import setup
+from unmask.training import refusals, setup
 from unmask.training.plan import plan
 
 PROMPTS = [{"input_ids": list(range(20)), "loss_mask": [0] * 20}] * 3
@@ -152,3 +152,15 @@ def test_a_folder_that_cannot_be_made(path):
         pytest.skip("this system has no /proc, where even root can make no folder")
     with pytest.raises(UserError, match=f"checkpoint.path={path}: /proc.* is not writable"):
         _plan(config(path))
+
+
+def test_a_mask_token_in_what_is_learnt_is_found_before_the_first_step(tmp_path, monkeypatch):
+    data = [*documents(20), {"input_ids": [5, 63, 7], "loss_mask": [1, 1, 1]}]
+    refused(tmp_path, data=data, sentence="document 20 holds the mask token (id 63), which only noise may place")
+    train(tmp_path / "ar", data=data, objective={"name": "ar"})  # which places none
+    data[-1]["loss_mask"] = [1, 0, 1]
+    train(tmp_path / "prompt", data=data)
+    monkeypatch.setattr(refusals, "SCANNED", 1)  # as of a data set that is larger
+    data = [{"input_ids": [5, 63, 7]}] * 20
+    with pytest.raises(UserError, match="the training data holds the mask token"):
+        train(tmp_path / "later", data=[*documents(1), *data], objective={"name": "block_diffusion", "block_size": 8})

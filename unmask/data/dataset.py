@@ -104,6 +104,18 @@ class Dataset:
         for first in range(0, self.tokens, CHUNK):
             self._refuse_outside(self._token[first : first + CHUNK], first)
 
+    def learns(self, token: int, limit: int) -> int | None:
+        """The first document with `token` among its supervised tokens, of the first `limit` tokens; None for none."""
+        if self.manifest is not None and token >= self.manifest.vocabulary:
+            return None
+        for first in range(0, min(self.tokens, limit), CHUNK):
+            part = slice(first, min(first + CHUNK, limit))
+            found = self._token[part] == token
+            found = found if self._supervised is None else found & self._supervised[part].astype(bool)
+            if found.any():
+                return int(np.searchsorted(self._offsets, first + int(np.argmax(found)), "right")) - 1
+        return None
+
     def _refuse_outside(self, token: np.ndarray, first: int) -> None:
         """token: those from place `first` on."""
         if self.manifest is None or self.folder is None or token.max(initial=0) < self.manifest.vocabulary:

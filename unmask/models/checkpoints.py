@@ -255,7 +255,7 @@ def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
 
 def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
     config = read_config(folder)
-    objective = objective_of(config)
+    objective = objective_of(config, str(folder / "config.json"))
     if objective is None:
         raise UserError(
             f'{folder / "config.json"}: does not say how the model was trained (no "unmask" entry): '
@@ -266,10 +266,17 @@ def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
     return OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
 
 
-def objective_of(config: dict[str, Any]) -> Objective | None:
-    """How the model of a config.json was trained: what its export says, else what its family is known by."""
+def objective_of(config: dict[str, Any], where: str = "config.json") -> Objective | None:
+    """How the model of a config.json was trained: what its export says, else what its family is known by.
+
+    UserError, naming `where`, for a record that no export has written.
+    """
     recorded, family = config.get("unmask"), family_of(config)
     if recorded is not None:
+        if not isinstance(recorded, dict) or not {"name", "options"} <= set(recorded):
+            raise UserError(
+                f'{where}: "unmask" is no record of an objective (name, options); take it out, or export again'
+            )
         return rebuild(recorded["name"], recorded["options"])
     if family is None:
         return None

@@ -124,8 +124,7 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
     folder = path
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"model.name={path}: a file must be .gguf; for safetensors name the folder")
+        _check_file(path)
         from transformers import GgufConfig
 
         folder, options["gguf_file"] = path.parent, path.name
@@ -217,17 +216,26 @@ def _check_type(folder: Path, raw: dict[str, Any]) -> None:
         )
 
 
+def _check_file(path: Path) -> None:
+    if path.suffix != ".gguf":
+        raise UserError(f"model.name={path}: a file must be .gguf; for safetensors name the folder")
+
+
 def _type_of(folder: Path) -> str:
     """The model type that a folder's config.json gives, "" without one."""
     return read_config(folder).get("model_type", "") if (folder / "config.json").exists() else ""
 
 
 def own_tokenizer(path: Path) -> Any:
-    """The tokeniser that lies with the checkpoint, or None."""
+    """The tokeniser that lies with the checkpoint, or None; UserError for a file that is no .gguf, or is damaged."""
     from transformers import AutoTokenizer
 
     if path.is_file():
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        _check_file(path)
+        try:
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        except Exception as error:  # whatever transformers and gguf raise for a damaged file
+            raise UserError(f"{path}: no tokeniser can be read from it: {_first_line(error)}") from error
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
     return open_tokenizer(path)

@@ -29,6 +29,7 @@ def ensure_mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | N
         known = tokenizer.mask_token_id
     if known is not None and not 0 <= known <= rows:
         raise UserError(f"mask token id {known} does not fit the model's {rows} embeddings (model.mask_token_id)")
+    _check_free(requested, model, tokenizer)
     mask = known if known is not None else _next_id(tokenizer, rows)
     if mask >= rows:
         _grow(model, mask + 1)
@@ -36,6 +37,18 @@ def ensure_mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | N
         _name_it(tokenizer, mask)
     model.config.mask_token_id = mask
     return mask
+
+
+def _check_free(requested: int | None, model: PreTrainedModel, tokenizer: Any) -> None:
+    """UserError for a mask token that begins or ends texts: data hold it, and only noise may."""
+    for kind in ("bos", "eos"):
+        own = [getattr(each, f"{kind}_token_id", None) for each in (model.config.get_text_config(), tokenizer)]
+        if requested is not None and requested in [
+            each for ids in own for each in (ids if isinstance(ids, list) else [ids])
+        ]:
+            raise UserError(
+                f"mask token id {requested} is the model's {kind.upper()} token, which data hold: give another one"
+            )
 
 
 def _next_id(tokenizer: Any, rows: int) -> int:

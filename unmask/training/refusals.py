@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,12 +13,18 @@ from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import lora
 from unmask.objectives import Objective
+from unmask.objectives.base import needs_mask
 from unmask.rows import Document
 from unmask.training.noise_scale import measurable
 from unmask.training.schedules import in_steps
 
+if TYPE_CHECKING:
+    from unmask.data import Dataset
+
 #: Keys of `optimizer` that only muon reads, and keys of `schedule` that only some schedules of ours read.
 MUON = ("muon_learning_rate", "momentum", "nesterov", "ns_steps", "adjust_lr")
+#: Tokens of a dataset that are searched for the mask token before the first step.
+SCANNED = 1 << 28
 OF_SCHEDULE = {"floor": ("cosine", "linear", "wsd"), "decay": ("wsd",), "decay_shape": ("wsd",)}
 
 
@@ -159,6 +165,20 @@ def check_targets(objective: Objective, packs: Iterable[Sequence[Document]], whe
         f"{where}: holds no token to learn from: every one is a prompt's, has loss_mask 0 or is the only one of its "
         f"document; give it responses or texts"
     )
+
+
+def check_mask(objective: Objective, dataset: Dataset, where: str) -> None:
+    """Raise UserError where the model would learn to predict the mask token. What lies further back than SCANNED is
+    found when its step comes."""
+    if not objective.places_mask:
+        return
+    mask = needs_mask(objective)
+    number = dataset.learns(mask, SCANNED)
+    if number is not None:
+        raise UserError(
+            f"{where}: document {number} holds the mask token (id {mask}), which only noise may place: prepare it "
+            f"again without, or choose another model.mask_token_id"
+        )
 
 
 def check_bound(objective: Objective) -> None:

@@ -158,6 +158,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     objective = objective.bind(loaded.model, loaded.tokenizer, loaded.mask_token_id)
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
+        refusals.check_mask(objective, source.packs.dataset, source.name)
     held_out = _validation(config, validation, loaded, objective)
     skips = config.model.skip_last_layer
     if config.parallel.model_parallel_size > 1:
