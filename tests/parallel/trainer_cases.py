@@ -161,9 +161,12 @@ def documents(kind: str, below: int = 63) -> list[dict[str, Any]]:
 
 
 def held(model: Any) -> int:
-    """Bytes of the memory behind the parameters that this process has."""
-    locals_of = [getattr(each, "_local_tensor", each) for each in model.parameters()]
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in locals_of}.values())
+    """Bytes of the memory behind the parameters that this process has, of those in four bits nothing."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    held = [getattr(each, "_local_tensor", each) for each in model.parameters()]
+    held = [each.untyped_storage() for each in held if not is_traceable_wrapper_subclass(each)]
+    return sum({each.data_ptr(): each.nbytes() for each in held}.values())
 
 
 def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> dict[str, Any]:
