@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from unmask.config import Config, ObjectiveConfig, Section, type_name
 from unmask.data import Reading
 from unmask.models.families import families
+from unmask.models.load import DIFFUSION_GEMMA
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 from unmask.tracking import trackers
@@ -137,6 +138,8 @@ def foreign() -> str:
         size = str(options.get("block_size", ""))
         decoded = f"`--as {family.preset}`" if family.preset else ""
         table.append([family.title, own, masks(family), size, " ".join(named), decoded])
+    canvases = ["", "its canvas_length", DIFFUSION_GEMMA, "`method=canvas`"]
+    table.append(["DiffusionGemma", f"`{DIFFUSION_GEMMA}`", *canvases])  # transformers' own
     columns = ("models", "model_type or architectures", "mask token", "block size", "objective", "sampled as published")
     return markdown(table, columns)
 

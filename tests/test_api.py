@@ -13,6 +13,7 @@ from unmask.export import export
 from unmask.objectives import Decoding
 
 BLOCK = Decoding("block", 4, False)
+CAUSAL = Decoding("causal", None, True)
 
 
 def trained(path, *data, **options):
@@ -74,8 +75,8 @@ def test_a_wrong_argument_is_a_sentence(tmp_path, monkeypatch, call, sentence):
         ({"prompt": [[1], None]}, "prompt 2: sample: a prompt or suffix is text or a list of token ids, not None"),
         ({"strategy": "sure"}, "unknown strategy 'sure'"),
         ({"top_p": 0.5}, "top_p=0.5 has no effect here: it needs a temperature above 0"),
-        ({"method": "causal", "threshold": 0.5}, "threshold=0.5 has no effect here"),
-        ({"method": "causal", "block_size": 8}, "block_size=8 has no effect here"),
+        ({"decoding": CAUSAL, "threshold": 0.5}, "threshold=0.5 has no effect here"),
+        ({"decoding": CAUSAL, "block_size": 8}, "block_size=8 has no effect here"),
     ],
 )
 def test_sample_refuses_in_a_sentence(options, sentence):

@@ -1,13 +1,17 @@
 """Which answers an end token is learnt with."""
 
+import json
+
 import numpy as np
+from transformers import AutoTokenizer
 
 from tests.sampling.words import word_tokenizer
 from unmask.data import end_policy
-from unmask.data.ends import answers
+from unmask.data.ends import answers, special_tokens
 from unmask.rows import Document
+from unmask.sampling.chat import Conversation
 
-END, EOS = 37, 38
+END, EOS, MASK = 37, 38, 39
 
 
 def document(*stretches: tuple[bool, list[int]]) -> Document:
@@ -35,3 +39,18 @@ def test_where_an_end_token_is_learnt():
     assert end_policy([document(ASKED, open_, ASKED, ended)] * 2, tokenizer) == "last answer (<|end|>)"
     assert end_policy([document(ASKED, open_)], tokenizer) == "never"
     assert end_policy([document((True, [1, EOS]))], tokenizer) is None
+
+
+def test_an_end_token_needs_no_role_but_to_be_special(tmp_path):
+    """As Qwen's <|im_end|> in a folder that lists it among its added tokens and names it nowhere."""
+    tokenizer = word_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings.pop("extra_special_tokens", None)
+    settings.pop("additional_special_tokens", None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    unnamed = AutoTokenizer.from_pretrained(tmp_path)
+    assert END not in unnamed.all_special_ids and unnamed.added_tokens_decoder[END].special
+    assert end_policy([document(ASKED, (True, [3, 4, END]))], unnamed) == "each answer (<|end|>)"
+    assert Conversation(unnamed).end_tokens() == [END]
+    assert special_tokens(unnamed) == special_tokens(tokenizer) and MASK not in special_tokens(unnamed)

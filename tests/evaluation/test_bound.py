@@ -153,13 +153,31 @@ def test_nothing_to_score_is_an_error():
         bound(RowModel(model), objective("ar"), [documents(4, prompt=4)])
 
 
-def test_text_bytes():
+@pytest.mark.parametrize(
+    "name, options, first",
+    [
+        ("ar", {}, False),
+        ("mdlm", {}, True),
+        ("mdlm", {"variant": "dream"}, False),
+        ("block_diffusion", {"block_size": 4}, True),
+        ("block_diffusion", {"block_size": "full"}, True),
+        ("block_diffusion", {"variant": "nemotron", "block_size": 4}, False),
+        ("fast_dllm_v2", {"block_size": 4}, False),
+        ("i_dlm", {"block_size": 4}, False),
+    ],
+)
+def test_the_bytes_are_those_of_the_tokens_that_evaluation_counts(name, options, first):
     class Letters:
         def decode(self, token, skip_special_tokens):
-            return "".join("é" if t else "" for t in token)
+            return "".join("é" if one else "" for one in token)
 
-    document = Document(np.array([1, 1, 0, 1]), np.array([False, True, True, True]))
-    assert text_bytes([document, document], Letters()) == 8
+    chosen = objective(name, **options)
+    prompted = Document(np.array([1, 1, 0, 1]), np.array([False, True, True, True]))
+    whole = Document(np.array([1, 1, 0, 1]), np.ones(4, bool), 1)
+    for one, scored in ((prompted, 3), (whole, 3 + first)):
+        assert chosen.evaluation().rows([one], 0).count == chosen.scored_tokens(one).sum() == scored
+    assert prompted.supervised.sum() == 3  # the document's own flags stay as they are
+    assert text_bytes([prompted, whole, prompted], Letters(), chosen) == 4 + (6 if first else 4) + 4
 
 
 def test_asdict():

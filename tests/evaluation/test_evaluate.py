@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
 from tests.evaluation.test_bound import documents, objective
-from tests.sampling.reference import VOCABULARY, tiny
+from tests.sampling.reference import MASK, VOCABULARY, tiny
+from tests.sampling.words import word_tokenizer
 from tests.training.tiny import documents as records
 from tests.training.tiny import train
 from unmask.data import Packs, Sampler, dataset_from
@@ -18,7 +20,7 @@ from unmask.errors import UserError
 from unmask.evaluation import Evaluation, Measured, Share, bound, describe, evaluate, evaluate_sets, measure, named
 from unmask.evaluation.bound import ratio
 from unmask.models import RowModel
-from unmask.models.checkpoints import open_model
+from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import build
 from unmask.objectives.clip import scored_blocks
 
@@ -127,6 +129,22 @@ def test_the_next_token_likelihood_is_that_of_the_model_as_an_autoregressive_one
     assert found["second"].asdict()["ar"]["nats_per_token"] == wanted.nats_per_token
     assert f"next token: {wanted.nats_per_token:.4f}" in describe(found, alone=False).splitlines()[1]
     assert found["first"].bound == evaluate(run / "run", sets["first"], packs=2, pack_tokens=64).bound
+
+
+def test_bits_are_over_the_bytes_of_what_each_likelihood_scores(monkeypatch):
+    """The next-token likelihood of a model of whole sequences does not score position 0; the bound does."""
+    model, _ = tiny(seed=4)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    texts = ["w1 w2 w3 w4", "w5 w6 w7"]
+
+    opened = OpenModel(model, word_tokenizer(), MASK, objective("mdlm"))
+    monkeypatch.setattr(import_module("unmask.evaluation.evaluate"), "open_model", lambda path, device: opened)
+    found = evaluate("run", [{"text": text} for text in texts], ar=True)
+    bits = {"bound": math.log2(VOCABULARY - 1), "ar": math.log2(VOCABULARY)}
+    # The end token has no text; a word is two bytes, and a space is one.
+    assert found.bits_per_byte == pytest.approx(bits["bound"] * 9 / sum(map(len, texts)))
+    assert found.ar.bits_per_byte == pytest.approx(bits["ar"] * 7 / sum(len(text) - 3 for text in texts))
 
 
 def test_mistakes_name_their_set(run):

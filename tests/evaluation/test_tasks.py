@@ -220,14 +220,23 @@ def test_the_command_line(opened, folder, monkeypatch, capsys):
         (("--tasks", "write", *own, "--levels", 3), "--levels is for --data, not for --tasks"),
         (("--tasks", "write", "--include-path", path / "none"), "no such folder of task files"),
         (("--tasks", "write", *own, "num_samples=2", "temperature=1"), "num_samples=2 has no effect here"),
+        (("--tasks", "choose", *own, "length=3"), "length=3 has no effect here: --tasks choose compares likelihoods"),
+        (("--tasks", "write", *own, "--draws", 3), "--draws 3 has no effect here: --tasks write compares no likel"),
         (("--data", "x", "length=3"), "length=3: options of the sampler are for --generate and --tasks"),
     ]:
         code, printed = run(*arguments)
         assert code == 2 and told in printed.err and printed.err.count("\n") == 1
+    code, printed = run("--tasks", "write", *own, "--num-fewshot", 5)  # of three examples
+    told = "unmask: --tasks write: lm-eval cannot run it with --num-fewshot 5: Sample larger than population"
+    assert code == 2 and printed.err.splitlines()[-1].startswith(told) and "Traceback" not in printed.err
     (path / "broken.yaml").write_text("task: broken\ndataset_path: json\noutput_type: generate_until\n"
                                       f"dataset_kwargs: {{data_files: {{test: {path}/none.jsonl}}}}\n")  # fmt: skip
     code, printed = run("--tasks", "broken", *own)
     assert code == 2 and "--tasks broken: lm-eval cannot load it: " in printed.err
+    (path / "broken.yaml").write_text("task: broken\n metric_list: [\n")
+    code, printed = run("--tasks", "broken", *own)
+    assert code == 2 and f"{path}/broken.yaml cannot be read as YAML: " in printed.err
+    assert printed.err.count("\n") == 1
     monkeypatch.setattr(tasks, "find_spec", lambda name: None)
     code, printed = run("--tasks", "write", *own)
     assert (code, printed.err) == (2, "unmask: --tasks needs lm-eval: pip install 'unmask[lm-eval]'\n")
@@ -237,6 +246,9 @@ def test_what_cannot_be_asked_is_refused(folder, monkeypatch):
     path = folder(["w1", "w1", "w1"])
     model, _ = tiny()
     found = OpenModel(model, word_tokenizer(), MASK, bound_to("ar"))
+    monkeypatch.setattr(alone, "open_model", lambda path, device: found._replace(tokenizer=None))
+    with pytest.raises(UserError, match="^runs/a: has no tokeniser, and tasks are texts$"):
+        evaluate_tasks("runs/a", Asked(["say"], include_path=path))
     monkeypatch.setattr(alone, "open_model", lambda path, device: found)
     with pytest.raises(UserError, match="--draws 4 has no effect: an autoregressive model's likelihood is exact"):
         evaluate_tasks("run", Asked(["say"], include_path=path, draws=4))

@@ -165,9 +165,14 @@ def test_mistakes_are_told_before_the_first_pass():
         sample(model, None, [[1]], suffix=[[1], [2]], length=2, **block)
     with pytest.raises(UserError, match="cache=False has no effect here"):
         sample(model, None, [1], length=2, cache=False, decoding=Decoding("full", None, False))
-    for given in ({"cache": True, "method": "full"}, {"strategy": "threshold", "method": "causal"}, {"top_p": 1.0}):
+    causal, full = Decoding("causal", None, True), Decoding("full", None, False)
+    for given in (
+        {"cache": True, "decoding": full},
+        {"strategy": "threshold", "decoding": causal},
+        {"top_p": 1.0, **block},
+    ):
         with pytest.raises(UserError, match=f"{next(iter(given))}=.* has no effect here"):  # its default, but given
-            sample(model, None, [1], length=2, **given, **block)
+            sample(model, None, [1], length=2, **given)
     assert len(sample(model, None, [1], length=2, num_samples=1, block_size=None, **block).token) == 2
     with pytest.raises(UserError, match="the prompt is empty"):
         sample(model, None, [[1], []], length=2, decoding=Decoding("block", 4, True))

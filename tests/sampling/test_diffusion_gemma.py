@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from tests.models.diffusion_gemma import objective, stock, tiny
+from tests.sampling.words import word_tokenizer
 from unmask.errors import UserError
+from unmask.evaluation import generate
 from unmask.export import export
-from unmask.sampling import sample
+from unmask.sampling import Options, sample
 from unmask.sampling.command import facts, opened
 from unmask.sampling.diffusion_gemma import Settings, within
 from unmask.sampling.prompts import Asked
@@ -83,6 +85,24 @@ def test_the_bound_and_the_settings_of_a_folder(model):
 def test_what_plays_no_part_is_refused(options, said, model):
     with pytest.raises(UserError, match=said):
         sample(model, None, PROMPT, decoding=objective(model).decoding, **options)
+
+
+def test_a_published_folder_is_sampled_and_evaluated_before_any_training(model, tmp_path):
+    model.save_pretrained(tmp_path / "hf")
+    word_tokenizer().save_pretrained(tmp_path / "hf")
+    assert "unmask" not in json.loads((tmp_path / "hf" / "config.json").read_text())
+    session = opened(tmp_path / "hf", ["length=6", "steps=3"])
+    assert (session.method, session.decoding.block_size) == ("canvas", 4)
+    [work] = session.works([PROMPT], [None])
+    list(session.batches([work]))
+    truth = sample(model, word_tokenizer(), PROMPT, decoding=objective(model).decoding, length=6, steps=3)
+    assert work.canvas.answer() == truth.token
+    questions = tmp_path / "held-out.jsonl"
+    questions.write_text(json.dumps({"messages": [{"role": "user", "content": "w1 w2"}], "response": "w3"}) + "\n")
+    found = generate(tmp_path / "hf", questions, Options.read(["length=6", "steps=3"]))
+    assert found["records"] == 1 and found["passes"] > 0
+    with pytest.raises(UserError, match="preset=llada .method=full. does not fit this model, .* use method=canvas$"):
+        opened(tmp_path / "hf", ["preset=llada"])
 
 
 def test_a_trained_folder_is_exported_and_sampled(tmp_path):

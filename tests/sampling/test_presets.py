@@ -306,7 +306,11 @@ def test_every_family_has_a_preset_that_decodes_as_it_was_trained():
     "given, decoding, message",
     [
         ({"preset": "sdarr"}, FULL, "did you mean 'sdar'"),
-        ({"preset": "fast_dllm"}, SHIFTED, "without a shift"),
+        (
+            {"preset": "fast_dllm"},
+            SHIFTED,
+            "decoded as a whole sequence with a shift: use method=full or a preset among llada, dream, dream_chat$",
+        ),
         ({"preset": "fast_dllm", "cache": False}, FULL, "cache=False has no effect"),
         ({"preset": "sdar", "guidance": 1.0}, Decoding("block", 8, False), "guidance=1.0 has no effect"),
         ({"tempered": True}, FULL, "tempered=True has no effect"),

@@ -20,13 +20,19 @@ def answers(document: Document) -> list[np.ndarray]:
     return [document.token[start : edges[np.searchsorted(edges, start) + 1]] for start in starts]
 
 
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """The ids that may end an answer: special tokens with a role (EOS, ...) or without one, but not the mask token."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.mask_token_id})
+
+
 def end_policy(documents: Iterable[Document], tokenizer: Any) -> str | None:
     """Where an end token is learnt: 'each answer (<|im_end|>)', 'last answer (...)', 'never' or '75.0% of ...'.
 
-    An end token is one of the tokeniser's special tokens among the last three of an answer; 'last': that of each
+    An end token is one of `special_tokens` among the last three of an answer; 'last': that of each
     document's last answer, and no other. None where nothing is an answer, that is, learnt after what is not.
     """
-    special = set(tokenizer.all_special_ids) - {tokenizer.mask_token_id}
+    special = special_tokens(tokenizer)
     found, last, names = [], [], set()
     for document in documents:
         stretches = answers(document)

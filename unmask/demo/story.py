@@ -61,7 +61,8 @@ def run(settings: Settings) -> int | None:
         return ended
     table += [("diffusion model, untrained (bound)", untrained), ("diffusion model, converted (bound)", converted)]
     if show_infilling(settings.out, examples, console):
-        _print(table, text_bytes(documents, tokenizer), console)
+        # Fast-dLLM v2's bound scores the same tokens.
+        _print(table, text_bytes(documents, tokenizer, build(first.objective.name)), console)
         _go_on(settings, console)
     return None
 

@@ -215,7 +215,7 @@ def ratio(nats: np.ndarray, tokens: np.ndarray) -> Bound:
     return Bound(ratio, error, round(total), n)
 
 
-def text_bytes(documents: Iterable[Document], tokenizer: Any) -> int:
-    """UTF-8 bytes of the scored tokens' text, special tokens left out."""
-    texts = (tokenizer.decode(doc.token[doc.supervised].tolist(), skip_special_tokens=True) for doc in documents)
-    return sum(len(text.encode()) for text in texts)
+def text_bytes(documents: Iterable[Document], tokenizer: Any, objective: Objective) -> int:
+    """UTF-8 bytes of the text of the tokens that the objective's evaluation scores, special tokens left out."""
+    scored = (document.token[objective.scored_tokens(document)].tolist() for document in documents)
+    return sum(len(tokenizer.decode(token, skip_special_tokens=True).encode()) for token in scored)

@@ -20,7 +20,7 @@ from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text
 from unmask.models import RowModel
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import OpenModel, open_model
-from unmask.objectives import rebuild
+from unmask.objectives import Objective, rebuild
 from unmask.parallel.mesh import Mesh, started, world_size
 from unmask.rows import Document
 
@@ -124,7 +124,8 @@ def evaluate_sets(
                     raise UserError(f"{checkpoint}: {error}") from None
                 except UserError as error:
                     raise UserError(f"{data[name]}: {error}") from None
-                made = Evaluation(measured, _bits_per_byte(measured.bound, its, opened.tokenizer), made)
+                bits = _bits_per_byte(measured.bound, its, opened.tokenizer, objective)
+                made = Evaluation(measured, bits, made)
                 before += len(its)
             assert made is not None
             found[name] = made
@@ -145,8 +146,12 @@ def _packs(source: Any, opened: OpenModel, of: Scope) -> list[list[Document]]:
     return Sampler(available, min(of.packs or len(available), len(available)), of.seed).batch(0)
 
 
-def _bits_per_byte(bound: Bound, packs: Sequence[Sequence[Document]], tokenizer: Any) -> float | None:
-    scored = text_bytes((document for pack in packs for document in pack), tokenizer) if tokenizer is not None else 0
+def _bits_per_byte(
+    bound: Bound, packs: Sequence[Sequence[Document]], tokenizer: Any, objective: Objective
+) -> float | None:
+    """Over the bytes of what the objective scores; None without a tokeniser."""
+    documents = (document for pack in packs for document in pack)
+    scored = text_bytes(documents, tokenizer, objective) if tokenizer is not None else 0
     return bound.bits_per_byte(scored) if scored else None
 
 

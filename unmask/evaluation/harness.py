@@ -52,7 +52,8 @@ class UnmaskLM(TemplateLM):
         super().__init__()
         self.opened = pretrained if isinstance(pretrained, OpenModel) else open_model(pretrained, device=device)
         if self.opened.tokenizer is None:
-            raise UserError(f"{pretrained}: has no tokeniser, and tasks are texts")
+            where = f"{pretrained}: " if isinstance(pretrained, str) else "the model "
+            raise UserError(f"{where}has no tokeniser, and tasks are texts")
         self.tokenizer = self.opened.tokenizer
         self.draws, self.seed = draws, seed
         self.given = options | ({} if batch_size is None else {"batch_size": batch_size})

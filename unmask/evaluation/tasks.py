@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from unmask.errors import UserError
 from unmask.evaluation.alone import alone, open_here
@@ -19,6 +22,8 @@ from unmask.sampling.options import Options
 
 #: Kinds of tasks (output_type) that need likelihoods.
 LIKELIHOOD = ("loglikelihood", "loglikelihood_rolling", "multiple_choice")
+#: Steps of a task that are lm-eval's and the task's own, without the model.
+STEPS = ("build_all_requests", "apply_filters", "process_results", "aggregation")
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,10 @@ def evaluate_tasks(checkpoint: str | Path, asked: Asked, options: Options | None
     if asked.include_path is not None and not asked.include_path.is_dir():
         raise UserError(f"--include-path {asked.include_path}: no such folder of task files")
     loaded = _loaded(asked)
+    _refuse_unused(asked, loaded["tasks"], options or Options())
     opened = open_here(checkpoint)
+    if opened.tokenizer is None:
+        raise UserError(f"{checkpoint}: has no tokeniser, and tasks are texts")
     _refuse_without_bound(checkpoint, loaded["tasks"], opened.objective)
     if asked.apply_chat_template and not getattr(opened.tokenizer, "chat_template", None):
         raise UserError(f"{checkpoint}: --apply-chat-template, and its tokeniser has no chat template")
@@ -97,17 +105,49 @@ def _loaded(asked: Asked) -> dict[str, Any]:
         if not manager.match_tasks([name]):
             raise UserError(
                 f"--tasks {name}: no such task{nearest(name, manager.all_tasks)}; `lm_eval ls tasks` lists those of "
-                f"lm-eval, --include-path FOLDER adds your own"
+                f"lm-eval, --include-path FOLDER adds your own{_unreadable(asked.include_path)}"
             )
     try:
         loaded: dict[str, Any] = {**manager.load(manager.match_tasks(names)), "manager": manager}
     except Exception as error:  # whatever a task's file, its data or the network it wants raises
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"--tasks {','.join(names)}: lm-eval cannot load it: {reason}") from error
+        raise UserError(f"--tasks {','.join(names)}: lm-eval cannot load it: {_reason(error)}") from error
     unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe:
         raise UserError(f"--tasks {unsafe[0]}: it runs code that the model writes; run it with lm-eval, in a sandbox")
+    for name, task in loaded["tasks"].items():
+        for step in STEPS:
+            setattr(task, step, _told(name, getattr(task, step), asked))
     return loaded
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _unreadable(folder: Path | None) -> str:
+    """The first task file that is no YAML, which lm-eval passes over."""
+    for path in sorted(folder.glob("**/*.yaml")) if folder is not None else ():
+        try:
+            yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            return f" ({path} cannot be read as YAML: {_reason(error)})"
+    return ""
+
+
+def _told(name: str, step: Callable[..., Any], asked: Asked) -> Callable[..., Any]:
+    """A step of a task, whatever it raises as a UserError: its file, its data and what is asked do not go together."""
+
+    @wraps(step)
+    def told(*args: Any, **options: Any) -> Any:
+        try:
+            return step(*args, **options)
+        except UserError:
+            raise
+        except Exception as error:
+            how = "" if asked.num_fewshot is None else f" with --num-fewshot {asked.num_fewshot}"
+            raise UserError(f"--tasks {name}: lm-eval cannot run it{how}: {_reason(error)}") from error
+
+    return told
 
 
 def _top(loaded: dict[str, Any]) -> list[Any]:
@@ -116,6 +156,17 @@ def _top(loaded: dict[str, Any]) -> list[Any]:
     nested = {one.name for group in loaded["groups"].values() for one in group.get_all_groups() if one is not group}
     groups = [group for name, group in loaded["groups"].items() if name not in nested]
     return [*groups, *(task for name, task in loaded["tasks"].items() if name not in inside)]
+
+
+def _refuse_unused(asked: Asked, tasks: dict[str, Any], options: Options) -> None:
+    """UserError for what none of the tasks reads: options of the sampler where nothing is written, draws else."""
+    kinds, names = {task.get_config("output_type") for task in tasks.values()}, ",".join(asked.names)
+    given = sorted(options.model_fields_set)
+    if given and kinds.issubset(LIKELIHOOD):
+        value = getattr(options, given[0])
+        raise UserError(f"eval: {given[0]}={value} has no effect here: --tasks {names} compares likelihoods alone")
+    if asked.draws is not None and kinds.isdisjoint(LIKELIHOOD):
+        raise UserError(f"eval: --draws {asked.draws} has no effect here: --tasks {names} compares no likelihoods")
 
 
 def _refuse_without_bound(checkpoint: str | Path, tasks: dict[str, Any], objective: Objective) -> None:

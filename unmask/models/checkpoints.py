@@ -28,7 +28,7 @@ from unmask.hf import open_tokenizer, read_config
 from unmask.models import lora, nf4
 from unmask.models.families import family_of
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, empty_model, load
+from unmask.models.load import DIFFUSION_GEMMA, DTYPES, adapt, empty_model, load
 from unmask.objectives import Objective, build, rebuild
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
 def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
     """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported folder.
 
-    Folders of the families in `unmask.models.families` open as what they were trained for.
+    Folders of the families in `unmask.models.families`, and DiffusionGemma's, open as what they were trained for.
 
     A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
     parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder that is none of
@@ -279,6 +279,6 @@ def objective_of(config: dict[str, Any], where: str = "config.json") -> Objectiv
             )
         return rebuild(recorded["name"], recorded["options"])
     if family is None:
-        return None
+        return build(DIFFUSION_GEMMA, {}) if config.get("model_type") == DIFFUSION_GEMMA else None
     options, size = dict(family.objective), family.block_size(config)
     return build(options.pop("name"), options | ({} if size is None else {"block_size": size}))

@@ -167,6 +167,12 @@ class Objective(Section):
         """
         raise NotImplementedError(f"{type(self).__name__} has no likelihood bound")
 
+    def scored_tokens(self, document: Document) -> np.ndarray:
+        """The tokens that `evaluation` scores, bool [n]: the supervised, but position 0 where no row predicts it."""
+        found = document.supervised.copy()
+        found[:1] &= not self.decoding.shift
+        return found
+
     def reclip(self, level: np.ndarray, loss: np.ndarray) -> Objective:
         """The objective after an evaluation whose blocks had these (level, loss), as `clip.scored_blocks` gives them.
 

@@ -234,6 +234,10 @@ class BlockDiffusion(Annealed):
         given = self.model_dump() | {"denominator": "scored", "noise_levels": "stratified"} | alone
         return BlockDiffusionBound(**given, mask_token_id=self.mask_token_id)
 
+    def scored_tokens(self, document: Document) -> np.ndarray:
+        """The supervised tokens, without position 0 where it is kept clean."""
+        return self._candidate(document)
+
     def _clean(self, document: Document, size: int) -> Stream:
         """The clean rows, in blocks of `size`; with clean_loss each predicts the next supervised token."""
         if not self.clean_loss:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.data.encoding import Encoder
+from unmask.data.ends import special_tokens
 from unmask.errors import UserError
 from unmask.registry import nearest
 from unmask.sampling.api import Sample, pieces, result
@@ -62,8 +63,7 @@ class Conversation:
         answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
         _, found, after = self._render([*self.opening, *answered], False).rpartition(ANSWER)
         token = encoded(self.tokenizer, after) if found and after else []
-        special = {index for index, added in self.tokenizer.added_tokens_decoder.items() if added.special}
-        return token[:1] if token and token[0] in special else []
+        return token[:1] if token and token[0] in special_tokens(self.tokenizer) else []
 
     def _render(self, messages: list[dict[str, str]], asking: bool) -> str:
         from jinja2 import TemplateError

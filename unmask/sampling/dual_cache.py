@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from unmask.errors import UserError
 from unmask.objectives import Decoding
 from unmask.sampling.canvas import Canvas
 from unmask.sampling.drivers import Steps, denoise
@@ -30,10 +29,6 @@ def dual_cache(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
 
 
 def _sampler(canvas: Canvas, decoding: Decoding, options: Options, suffix: bool) -> Steps:
-    if decoding.kind != "full" or decoding.shift:
-        raise UserError(
-            f"sample: method={options.method} is for whole-sequence models without a shift, as LLaDA; leave method out"
-        )
     noise = torch.Generator().manual_seed(options.seed)
     size, whole = options.block_size or canvas.stop - canvas.start, len(canvas)
     for first in range(canvas.start, canvas.stop, size):

@@ -25,6 +25,7 @@ from unmask.models.check import layer_windows
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
+from unmask.sampling.fit import refuse_unfit
 from unmask.sampling.network import Network, Pass
 from unmask.sampling.options import WHOLE, Options
 from unmask.sampling.strategies import strategies
@@ -81,6 +82,7 @@ class Session:
         self.decoding = decoding or _recorded(model)
         self.method = options.method or self.decoding.kind
         self.sampler = samplers[self.method]
+        refuse_unfit(self.decoding, options)
         if self.method == "canvas":
             from unmask.sampling.diffusion_gemma import Settings
 
