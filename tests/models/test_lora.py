@@ -1,9 +1,11 @@
 """Adapters: the model that trains is peft's own in plain transformers; what is saved opens with peft, or merged."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from tests.models.diffusion_gemma_config import CONFIG
 from tests.training.tiny import config, documents, losses, stop_at, train, weights
@@ -12,8 +14,11 @@ from unmask.attention import FULL
 from unmask.config import AdapterConfig
 from unmask.errors import UserError
 from unmask.export import export
-from unmask.models import RowModel, load
-from unmask.models.checkpoints import open_model
+from unmask.export.hf import write as write_whole
+from unmask.export.peft import write as write_adapters
+from unmask.models import RowModel, load, nf4
+from unmask.models.checkpoints import OpenModel, open_model
+from unmask.models.lora import adapters_of, merge
 from unmask.objectives import build
 from unmask.rows import Document
 
@@ -29,19 +34,30 @@ FAMILIES = {
     "llama untied": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
     "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
 }
+FAMILIES |= {
+    "dense layer": FAMILIES["experts"] | {"mlp_only_layers": [0]},
+    "shared experts": {
+        "model_type": "glm4_moe", "first_k_dense_replace": 1, "n_routed_experts": 4, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1,
+    },
+}  # fmt: skip
 
 
 def loaded(tmp_path, variant, family="qwen3", dtype="float64", more=()):
     """A model with adapters whose B is not zero."""
     options = [*LORA, *VARIANTS[variant], f"model.dtype={dtype}", *more]
     settings = config(tmp_path, *options, model=FAMILIES[family]).model
-    model = load(settings).model
+    return settings, with_adapters(load(settings).model)
+
+
+def with_adapters(model):
+    """The model after random numbers were added to its B."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name or "tokens_delta" in name:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-    return settings, model
+    return model
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -156,6 +172,70 @@ def test_adapters_open_with_peft_and_merged_with_transformers(variant, tmp_path)
         assert not any("lora" in key for key in whole.state_dict())
 
 
+@pytest.mark.parametrize("mixture, options", [
+    ("dense layer", ["model.lora.train=[mask_token]", "model.lora.dropout=0.1"]), ("shared experts", []),
+    ("shared experts", ["model.lora.targets=[up_proj]"]), ("shared experts", ["model.lora.dora=true"]),
+])  # fmt: skip
+def test_of_a_mixture_dense_layers_and_shared_experts_get_adapters(mixture, options, tmp_path):
+    """peft moves names of a mixture's projections to its stacked experts: here never, and not when it opens ours."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(target|pattern).*")
+        settings, model = loaded(tmp_path, "lora", mixture, more=options)
+    dense = {
+        f"model.layers.{at}.{name}_proj" for at in ("0.mlp", "1.mlp.shared_experts") for name in ("gate", "up", "down")
+    }
+    linear = {f"model.layers.{at}.self_attn.{name}_proj" for at in (0, 1) for name in "qkvo"} | dense
+    linear = {name for name in linear if "targets" not in str(options) or "up_proj" in name}
+    found = {name for name, each in adapters_of(model).items() if "embed" not in name and name != "lm_head"}
+    assert found == (linear if mixture == "shared experts" else {name for name in linear if "shared" not in name})
+
+    base = tmp_path / "base"
+    plain = load(settings.model_copy(update={"lora": AdapterConfig()})).model
+    plain.save_pretrained(base)
+    ids = torch.tensor([[5, 63, 9, 63, 1, 7]])
+    expected = model.eval()(input_ids=ids, use_cache=False, plan=FULL).logits.detach()
+    opened = OpenModel(model, None, 63, build("mdlm", {}), settings.model_copy(update={"name": str(base)}))
+    adapters = tmp_path / "adapters"
+    write_adapters(opened, adapters)
+    assert torch.equal(open_model(adapters).model(input_ids=ids, use_cache=False, plan=FULL).logits, expected)
+    fresh, mask = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64), torch.zeros(1, 1, 6, 6).double()
+    fresh.set_experts_implementation("eager")
+    if "dora" in str(options):
+        with pytest.raises(ValueError, match="use_dora"):
+            PeftModel.from_pretrained(fresh, adapters)
+    else:
+        theirs = PeftModel.from_pretrained(fresh, adapters, autocast_adapter_dtype=False).eval()
+        logits = theirs(input_ids=ids, use_cache=False, attention_mask=mask).logits
+        assert (logits - expected).abs().max() < 1e-5
+    whole = {name: each.detach().clone() for name, each in model.named_parameters()}
+    merge(model)
+    for name, weight in model.named_parameters():
+        path = name.removesuffix(".weight")
+        if path not in found:
+            continue
+        a, b = (whole[f"{path}.lora_{each}.default.weight"] for each in "AB")
+        wanted = whole[f"{path}.base_layer.weight"] + 2 * b @ a
+        if "dora" in str(options):
+            magnitude = whole[f"{path}.lora_magnitude_vector.default.weight"]
+            wanted = wanted * (magnitude / wanted.norm(dim=1))[:, None]
+        assert (weight - wanted).abs().max() < 1e-12, name
+    assert not any("lora" in name for name in model.state_dict())
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == model.config.tie_word_embeddings
+    assert (model(input_ids=ids, use_cache=False, plan=FULL).logits - expected).abs().max() < 1e-5
+
+
+def test_four_bits_go_where_adapters_go(tmp_path):
+    options = ["model.lora.quantize=nf4", "model.lora.targets=[up_proj]"]
+    _, model = loaded(tmp_path, "lora", "shared experts", "float32", options)
+    four = {name.removesuffix(".base_layer.weight") for name, each in model.named_parameters() if nf4.is_nf4(each)}
+    assert (
+        four == adapters_of(model).keys() == {f"model.layers.{at}.up_proj" for at in ("0.mlp", "1.mlp.shared_experts")}
+    )
+
+
 def test_diffusion_gemma_keeps_its_routers(tmp_path):
     """Its objective, two passes and all; a run that goes on from half its steps is the whole one."""
     options = [*LORA, "data.pack_tokens=32", "training.steps=4", "checkpoint.every=2"]
@@ -172,6 +252,26 @@ def test_diffusion_gemma_keeps_its_routers(tmp_path):
     ours, wanted = (dict(open_model(each.checkpoint).model.named_parameters()) for each in (resumed, summary))
     assert resumed.step == 4 and ours.keys() == wanted.keys()
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("more", [[], ["model.lora.dora=true"], ["model.lora.quantize=nf4"]])
+def test_diffusion_gemma_merged_opens_with_transformers(more, tmp_path):
+    """The folder's weights are W + s B A, and its logits those of the model with adapters."""
+    settings = config(tmp_path, "model.lora.rank=4", "model.dtype=float32", *more, model=CONFIG).model
+    model = with_adapters(load(settings).model).eval()
+    ids = torch.tensor([[5, 6, 9, 11, 1, 7]])
+    expected = model(input_ids=ids, use_cache=False, plan=FULL).logits.detach()
+    layer = model.base_model.layers[1].self_attn.q_proj
+    wanted = (layer.base_layer.weight.to(torch.float32) + layer.get_delta_weight("default")).detach()
+    opened = OpenModel(model, None, None, build("diffusion_gemma", {"block_size": 4}), settings)
+    (tmp_path / "merged").mkdir()
+    write_whole(opened, tmp_path / "merged")
+    whole, info = AutoModelForMultimodalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    if not more or "nf4" in more[0]:
+        assert torch.allclose(whole.model.decoder.layers[1].self_attn.q_proj.weight, wanted, atol=1e-6)
+    again = open_model(tmp_path / "merged").model
+    assert (again(input_ids=ids, use_cache=False, plan=FULL).logits - expected).abs().max() < 1e-4
 
 
 def test_no_mask_token_to_train(tmp_path):

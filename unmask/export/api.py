@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError, as_path, disk_refusal
-from unmask.models.checkpoints import open_model
+from unmask.hf import read_config
+from unmask.models.checkpoints import ADAPTERS, OpenModel, open_model, saved_steps
 from unmask.models.families import origin_of
 from unmask.registry import Registry
 
@@ -22,6 +23,14 @@ formats = Registry(
         "peft": "unmask.export.peft:write",
     },
 )
+
+#: What the formats write. Of an earlier export over the same folder, any of it would be read in place of the new one.
+WRITTEN = (
+    "model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json",
+    "config.json", "generation_config.json", "adapter_model.safetensors", "adapter_config.json", ADAPTERS,
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
 
 
 def export(
@@ -36,8 +45,8 @@ def export(
 
     format: default peft for a model with adapters (hf merges them into the weights), family for one that came in the
     layout of another family, else hf. dtype: of the weights ("bfloat16"); default as they were trained. Raises
-    UserError for an unknown format and, unless `force`, for a folder that already holds something. What is interrupted
-    leaves the folder as it was.
+    UserError for an unknown format, for a folder that is read from or holds checkpoints and, unless `force`, for one
+    that already holds something. What is interrupted leaves the folder as it was.
     """
     if format is not None:
         formats[format]
@@ -47,6 +56,7 @@ def export(
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype)
+    _check_apart(folder, checkpoint, opened)
     own = "family" if origin_of(opened.model) else "hf"
     write = formats[format or (own if opened.settings is None else "peft")]
     try:
@@ -65,6 +75,29 @@ def facts(folder: Path) -> dict[str, Any]:
     return {"path": str(folder), "bytes": sum(files.values()), "files": files}
 
 
+def _check_apart(folder: Path, checkpoint: str | Path, opened: OpenModel) -> None:
+    """UserError where the export would be written over what it is made of."""
+    base = opened.settings.name if opened.settings else None
+    for source, what in ((checkpoint, "what is exported"), (base, "the base of the adapters")):
+        if source is not None and Path(source).resolve() == folder.resolve():
+            raise UserError(f"{folder}: is {what}, and would be overwritten; name another folder")
+    if saved_steps(folder) or (folder / "state.json").exists():
+        raise UserError(f"{folder}: holds checkpoints of a run; name another folder to export to")
+
+
+def _outdated(folder: Path, new: set[str]) -> list[Path]:
+    """Files of `folder` from an earlier export that a new one, of files `new`, does not replace; never others."""
+    found = [path for name in WRITTEN for path in folder.glob(name) if path.name not in new and not path.is_dir()]
+    return [path for path in found if path.name != "config.json" or _is_of_a_model(path)]
+
+
+def _is_of_a_model(path: Path) -> bool:
+    try:
+        return "model_type" in read_config(path.parent)
+    except UserError:
+        return False
+
+
 @contextmanager
 def filled(folder: Path) -> Iterator[Path]:
     """A folder of the same name to write into, beside `folder`, whose files move there once they are complete."""
@@ -77,7 +110,7 @@ def filled(folder: Path) -> Iterator[Path]:
         if not folder.exists():
             staged.rename(folder)
             return
-        for old in folder.glob("*.safetensors*"):  # of another number of shards, they would be read instead
+        for old in _outdated(folder, {path.name for path in staged.iterdir()}):
             old.unlink()
         for path in sorted(staged.iterdir()):
             if (folder / path.name).is_dir():

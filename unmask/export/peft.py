@@ -59,6 +59,8 @@ def write(opened: OpenModel, folder: Path) -> None:
     config.base_model_name_or_path = str(Path(settings.name).absolute())
     config.task_type, config.inference_mode = "CAUSAL_LM", True
     config.modules_to_save = sorted(whole) or None
+    if config.target_parameters:  # peft refuses dropout there, which only training has
+        config.lora_dropout = 0.0
     config.save_pretrained(folder)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     recorded = {

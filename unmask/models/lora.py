@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,25 +78,38 @@ def quantize(
     """Put the weights that will have adapters in four bits, on `device`, one after the other (see `nf4.quantize`)."""
     if lora.quantize == "none" or not lora.rank:
         return
-    names, within = targets(model, lora), {each for layer in decoder_layers(model) for each in layer.modules()}
-    for path, module in list(model.named_modules()):
-        if module in within and isinstance(module, nn.Linear) and path.split(".")[-1] in names:
-            nf4.quantize(module, path, device, values)
+    for path, module in targets(model, lora).items():
+        nf4.quantize(module, path, device, values)
 
 
 def adapt(model: PreTrainedModel, lora: AdapterConfig, seed: int = 0) -> None:
     """Put adapters into a model and freeze everything else but `lora.train`; nothing where the rank is 0.
 
-    A is a function of `seed`. UserError for a target that is no linear module of the layers.
+    A is a function of `seed`. UserError for a target that is no linear module of the layers, or smaller than the rank.
     """
     if not lora.rank:
         return
     from peft import inject_adapter_in_model
+    from peft.tuners.tuners_utils import DUMMY_TARGET_MODULES
 
-    settings = peft_config(model, lora)
+    found, settings = targets(model, lora), peft_config(model, lora)
+    for name, module in found.items():
+        if lora.rank > min(module.out_features, module.in_features):
+            raise UserError(
+                f"model.lora.rank={lora.rank} is more than {name} has itself, of {module.out_features} x "
+                f"{module.in_features}: use a smaller one, or leave {_last(name)} out of model.lora.targets"
+            )
+    # Of a whole mixture peft would move the targets to its stacked experts (_convert_peft_config_moe), not of layers.
+    layers = nn.ModuleList(decoder_layers(model))
+    names = [name for name, module in layers.named_modules() if module in set(found.values())]
+    model.requires_grad_(False)
+    theirs = replace(settings, target_modules=names, exclude_modules=None, target_parameters=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(settings, model, ADAPTER)
+        inject_adapter_in_model(replace(theirs, trainable_token_indices=None), layers, ADAPTER)
+    if settings.trainable_token_indices:
+        inject_adapter_in_model(replace(theirs, target_modules=DUMMY_TARGET_MODULES), model, ADAPTER)
+    model.peft_config = {ADAPTER: settings}
     for name, parameter in extras(model, lora):
         if not parameter.is_floating_point():
             raise UserError(f"model.lora.train: {name} is quantised and cannot be trained")
@@ -103,40 +117,49 @@ def adapt(model: PreTrainedModel, lora: AdapterConfig, seed: int = 0) -> None:
 
 
 def peft_config(model: PreTrainedModel, lora: AdapterConfig) -> Any:
-    """The adapters as peft's LoraConfig describes them."""
+    """The adapters as peft's LoraConfig describes them: names of modules, beside those that only share a name.
+
+    Where peft moves the targets of a mixture to its stacked experts, the weights are named instead of the modules.
+    """
     from peft import LoraConfig
 
     tokens = None
     if "mask_token" in lora.train:
         if getattr(model.config, "mask_token_id", None) is None:
             raise UserError(f"model.lora.train=[mask_token]: {type(model).__name__} has no mask token; leave it out")
-        tokens = {_name_of(model, model.get_input_embeddings()): [model.config.mask_token_id]}
-    names = targets(model, lora)
+        tokens = {_last(_name_of(model, model.get_input_embeddings())): [model.config.mask_token_id]}
+    found = targets(model, lora)
+    names = {_last(name) for name in found}
+    moved = set() if lora.dora else {name for name in names if _is_moved(model, name)}
+    left = names - moved
+    others = [name for name, _ in model.named_modules() if _last(name) in left and name not in found]
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha or lora.rank,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         use_dora=lora.dora,
         use_rslora=lora.rslora,
-        target_modules=names,
-        exclude_modules=_elsewhere(model, names) or None,
+        target_modules=sorted(left),
+        exclude_modules=others or None,
+        target_parameters=[f"{name}.weight" for name in found if _last(name) in moved] or None,
         trainable_token_indices=tokens,
     )
 
 
-def targets(model: PreTrainedModel, lora: AdapterConfig) -> list[str]:
-    """Last parts of the names of the linear modules that get adapters; `auto`: of all in the decoder's layers that are
-    trained (the routers of a DiffusionGemma are not)."""
-    known = sorted(
-        {
-            name.split(".")[-1]
-            for layer in decoder_layers(model)
-            for name, module in layer.named_modules()
-            if isinstance(module, nn.Linear) and module.weight.requires_grad
-        }
-    )
+def targets(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, nn.Linear]:
+    """name -> the linear modules that get adapters; `auto`: all in the decoder's layers that are trained (the routers
+    of a DiffusionGemma are not)."""
+    within = {each for layer in decoder_layers(model) for each in layer.modules()}
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if module in within and isinstance(module, nn.Linear) and module.weight.requires_grad
+    }
     if lora.targets == "auto":
-        return known
+        return linear
+    known = sorted({_last(name) for name in linear})
+    if not lora.targets:
+        raise UserError(f"model.lora.targets=[]: names no module; leave it out, or name some of {', '.join(known)}")
     for target in lora.targets:
         if target not in known:
             hint = nearest(target, known)
@@ -144,13 +167,20 @@ def targets(model: PreTrainedModel, lora: AdapterConfig) -> list[str]:
                 f"model.lora.targets: the layers of {type(model).__name__} have no linear module {target!r}{hint}; "
                 f"known: {', '.join(known)}"
             )
-    return sorted(set(lora.targets))
+    return {name: module for name, module in linear.items() if _last(name) in lora.targets}
 
 
-def _elsewhere(model: PreTrainedModel, names: list[str]) -> list[str]:
-    """Modules outside the decoder's layers, of a vision tower, that have the names of targets."""
-    inside = {module for layer in decoder_layers(model) for module in layer.modules()}
-    return [path for path, each in model.named_modules() if path.split(".")[-1] in names and each not in inside]
+def _is_moved(model: PreTrainedModel, name: str) -> bool:
+    """Whether peft reads the name of a module as the stacked experts of a mixture."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # one of the two that it would join
+        return True
+    return set(config.target_modules or ()) != {name}
 
 
 def extras(model: PreTrainedModel, lora: AdapterConfig) -> Iterator[tuple[str, nn.Parameter]]:
@@ -200,7 +230,6 @@ def merge(model: PreTrainedModel) -> None:
     model.requires_grad_(True)
     if hasattr(model, "peft_config"):
         del model.peft_config
-    model.tie_weights()
 
 
 def state(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, Tensor]:
@@ -239,4 +268,8 @@ def _tied_head(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, Tensor]
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted).split(".")[-1]
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
