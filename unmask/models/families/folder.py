@@ -120,6 +120,12 @@ def open_folder(
     return model
 
 
+def told(error: Exception) -> str:
+    """What an exception of transformers says; a KeyError is often nothing but the value that it does not know."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return f"it knows no {said!r}" if isinstance(error, KeyError) and " " not in said else said
+
+
 @torch.no_grad()
 def fill(
     model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family, later: frozenset[str] = frozenset()
@@ -137,6 +143,7 @@ def fill(
     if required := sorted(set(missing) - set(absent)):
         more = f" and {len(required) - 1} more" if len(required) > 1 else ""
         raise UserError(f"model.name={stored.folder}: the checkpoint holds no {required[0]}{more}")
+    stored.check_dtypes(name for name, parts in where.items() if name in stored.names and _floats(parts, ours))
     for part in (part for name in absent for part in where[name]):
         if part.ours not in later:
             ours[part.ours][part.at].zero_()
@@ -164,10 +171,15 @@ def fill(
     return {"absent": absent, "head": None if tied is None else head, "dtypes": own}
 
 
+def _floats(parts: list[Part], ours: dict[str, Tensor]) -> bool:
+    return all(ours[part.ours].is_floating_point() for part in parts)
+
+
 def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str, later: frozenset[str]) -> torch.dtype:
     """Copy a stored tensor to its places; returns their dtype. UserError for another shape."""
     for part in parts:
-        place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
+        place = ours[part.ours][part.at]
+        piece = tensor if part.rows is None or not tensor.ndim else tensor[slice(*part.rows)]
         if place.shape != piece.shape:
             wanted = shape_of(parts, ours)
             raise UserError(f"{file}: {part.theirs} has the shape {list(tensor.shape)}, config.json says {wanted}")
