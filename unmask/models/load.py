@@ -22,7 +22,7 @@ from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
 from unmask.models.families.deferred import Deferred
 from unmask.models.families.folder import fill, shapes, told
-from unmask.models.families.layout import Own
+from unmask.models.families.layout import Own, check_mask
 from unmask.models.families.stored import Stored, is_own
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
@@ -135,7 +135,7 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
         options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
-    elif (family := family_of(raw := read_config(path))) is not None:
+    elif (family := family_of(raw := _read(path), path / "config.json")) is not None:
         return open_folder(path, family, raw, dtype, deferred)
     else:
         _check_type(path, raw)
@@ -193,6 +193,16 @@ def _check_filled(path: Path, info: dict[str, Any], stored: Stored | None) -> No
 def _some(names: Iterable[str]) -> str:
     first, *others = sorted(names)
     return f"{first} and {len(others)} more" if others else first
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; UserError for a mask token in it that is none."""
+    raw = read_config(folder)
+    try:
+        check_mask(raw)
+    except UserError as error:
+        raise UserError(f"model.name={folder}: {error}") from None
+    return raw
 
 
 def _own_tensors(folder: Path) -> Stored | None:

@@ -53,8 +53,8 @@ def sharded(
 
     Each decoder layer is gathered as one, and the root (embeddings, last norm, head) as one for the whole forward: the
     chunked loss reads the head's weight. With an expert axis the experts of a layer are divided by themselves, over the
-    ranks that hold the same ones, and so is what has another dtype than its layer (the routers of LLaDA2 in bf16 are kept
-    in fp32): FSDP2 gathers one at a time. In half precision parameters are gathered in `arithmetic`, gradients summed in
+    ranks that hold the same ones, and so is what has another dtype than its layer (LLaDA2's routers stay fp32 in bf16):
+    FSDP2 gathers one dtype at a time. In half precision parameters are gathered in `arithmetic`, gradients summed in
     fp32; the parts are kept as they were.
     """
     assert mesh.shards is not None
@@ -138,7 +138,7 @@ def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
 
 
 def _of_another_dtype(module: nn.Module) -> list[nn.Module]:
-    """The modules below with parameters of their own in another dtype than most of its numbers, but for divided ones."""
+    """The modules below, but for divided ones, with parameters of their own in another dtype than most numbers have."""
     within = [*_undivided(module)]
     count: Counter[torch.dtype] = Counter()
     for parameter in {own for each in within for own in each.parameters(recurse=False)}:
