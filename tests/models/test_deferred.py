@@ -49,20 +49,84 @@ def test_of_transformers_own(family, tmp_path):
     is_whole(late, whole)
 
 
-def test_what_transformers_would_rename_or_leave_out_is_loaded_whole(tmp_path):
+def test_what_transformers_would_rename_is_loaded_whole(tmp_path):
     load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39)).model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), "model.extra": torch.zeros(2)}, file, metadata={"format": "pt"})
+    tensors = load_file(file)
+    renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
     whole, late, deferred = both(tmp_path)
-    assert not deferred.names
+    assert not deferred.names and torch.equal(whole.model.norm.weight, tensors["model.norm.weight"])
     is_whole(late, whole)
 
 
-def test_a_file_that_has_gone_is_one_sentence(tmp_path):
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("stale_index", [True, False])
+def test_the_files_that_are_read_are_those_that_transformers_reads(own, stale_index, tmp_path):
+    """model.safetensors, whatever lies beside it and whatever an index says."""
+    if own:
+        load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39), seed=1).model.save_pretrained(tmp_path)
+    else:
+        write(tmp_path, PUBLISHED["SDAR"]())
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / "model_old.safetensors")
+    if stale_index:
+        table = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model_old.safetensors")}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(table))
+    whole, late, deferred = both(tmp_path)
+    assert torch.equal(whole.model.norm.weight, tensors["model.norm.weight"]) and deferred.names
+    deferred.read(late)
+    is_whole(late, whole)
+
+
+def test_without_an_index_every_file_of_a_family_counts_and_no_tensor_twice(tmp_path):
+    write(tmp_path, made := PUBLISHED["SDAR"](), 3)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    whole, late, deferred = both(tmp_path)
+    assert torch.equal(whole.model.norm.weight, made.tensors["model.norm.weight"])
+    deferred.read(late)
+    is_whole(late, whole)
+    save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "old.safetensors")
+    with pytest.raises(UserError, match="old.safetensors: holds model.norm.weight, as model-.* does; remove one"):
+        both(tmp_path)
+
+
+def test_a_head_that_config_json_ties_and_the_folder_does_not_is_refused(tmp_path):
+    """transformers would train the two, and whoever opens the run would tie them."""
+    load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39)).model.save_pretrained(tmp_path)
+    file, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
+    for deferred in (None, Deferred()):
+        with pytest.raises(UserError, match="say in config.json that they are not tied"):
+            load(ModelConfig(name=str(tmp_path), mask_token_id=39), deferred=deferred)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for model in both(tmp_path)[:2]:
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("change", ["gone", "another", "shape"])
+def test_a_file_that_changes_before_it_is_read(change, tmp_path):
     _, late, deferred = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(UserError, match="cannot be read any more"):
+    file = tmp_path / "model-00002-of-00003.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    if change != "gone":
+        save_file({k: v[:1].clone() if change == "shape" else v + 1 for k, v in tensors.items()}, file)
+    with pytest.raises(UserError, match=r"model-00002-of-00003.safetensors: (has gone|was changed)") as caught:
         deferred.read(late)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
+    """torch's own message would hold a traceback."""
+    _, late, deferred = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
+    for file in tmp_path.glob("*-0000[23]-*.safetensors"):
+        file.unlink()
+    monkeypatch.setattr(deferred.stored, "check_unchanged", lambda: None)
+    with pytest.raises(UserError, match="cannot be read any more: No such file") as caught:
+        deferred.read(late)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_shape_that_does_not_fit_is_found_before_anything_is_read(tmp_path):

@@ -192,6 +192,26 @@ REFUSED = {
                      "lm_head.weight is another tensor"),
     "another architecture": (lambda m: m.config.update(architectures=["DreamForCausalLM"]), PUBLISHED["Dream"],
                              "Dream 7B is DreamModel, and another model"),
+    "a list of architectures": (lambda m: m.config.update(architectures=5), published.llada,
+                                "config.json has architectures=5: give a list"),
+    "quantised": (lambda m: m.config.update(quantization_config={"quant_method": "fp8"}), PUBLISHED["Dream"],
+                  "has quantization_config: the folder is quantised"),
+    "no heads": (lambda m: m.config.update(n_heads=0), published.llada, "n_heads=0: give a whole number"),
+    "group": (lambda m: m.config.update(block_group_size="2"), published.llada, "block_group_size='2': give a whole"),
+    "rotary base": (lambda m: m.config.update(rope_theta=-1.0), published.llada, "rope_theta=-1.0: give a number"),
+    "rotary scaling": (lambda m: m.config.update(rope_scaling="linear"), published.llada, "rope_scaling='linear'"),
+    "no expert": (lambda m: m.config.update(num_experts_per_tok=0), published.llada2, "num_experts_per_tok=0: give"),
+    "no block": (lambda m: m.config.update(block_size=0), PUBLISHED["SDAR"], "block_size=0: give a whole number"),
+    "mask token": (lambda m: m.config.update(mask_token_id="39"), published.llada,
+                   "config.json has mask_token_id='39': give the id"),
+    "activation": (lambda m: m.config.update(hidden_act="nonsense"), PUBLISHED["Dream"],
+                   "config.json: dream cannot be built from it: it knows no 'nonsense'"),
+    "a scalar": (lambda m: m.tensors.update({"model.layers.0.attention.query_key_value.weight": torch.tensor(1.0)}),
+                 published.llada2, "has the shape []"),
+    "float8": (lambda m: m.tensors.update({"model.norm.weight": torch.ones(16).to(torch.float8_e4m3fn)}),
+               PUBLISHED["Dream"], "is stored as F8_E4M3; store it as"),
+    "truths": (lambda m: m.tensors.update({"model.norm.weight": torch.ones(16) > 0}), PUBLISHED["Dream"],
+               "is stored as BOOL; store it as"),
     "unknown type": (lambda m: m.config.update(model_type="nobodys", architectures=["Other"]), published.llada,
                      "model_type='nobodys'"),
 }  # fmt: skip
@@ -202,8 +222,9 @@ def test_what_no_module_computes_is_refused_by_name(case, tmp_path):
     change, make, sentence = REFUSED[case]
     made = make()
     change(made)
-    with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
+    with pytest.raises(UserError, match=sentence.replace("[", r"\[")) as caught:
         load(ModelConfig(name=str(write(tmp_path, made))))
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_damaged_folders(tmp_path):
@@ -217,6 +238,21 @@ def test_damaged_folders(tmp_path):
         load(ModelConfig(name=str(folder)))
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
+        load(ModelConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize(
+    "index, sentence",
+    [("{", "not an index of safetensors: Expecting"), ("{}", "it has no weight_map"), ("[]", "it has no weight_map"),
+     ('{"weight_map": ["a"]}', "gives no file by tensor"), ('{"weight_map": {}}', "gives no file by tensor"),
+     ('{"weight_map": {"a": "sub"}}', "sub: the index names this file, and it is a folder"),
+     ('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "model-00001-of-00002.safetensors holds no a;")],
+)  # fmt: skip
+def test_damaged_indices(index, sentence, tmp_path):
+    folder = write(tmp_path, published.llada(), shards=2)
+    (folder / "sub").mkdir()
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=sentence):
         load(ModelConfig(name=str(folder)))
 
 

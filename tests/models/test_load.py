@@ -233,7 +233,7 @@ def sentence(name: Path) -> str:
     return str(caught.value)
 
 
-def test_a_checkpoint_that_is_damaged_or_lacks_a_weight_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_damaged_or_lacks_a_weight_is_refused(tmp_path: Path, capfd: Any) -> None:
     from safetensors.torch import load_file, save_file
 
     from_config(model_type="llama", **SHAPE).model.save_pretrained(tmp_path)
@@ -243,10 +243,18 @@ def test_a_checkpoint_that_is_damaged_or_lacks_a_weight_is_refused(tmp_path: Pat
     save_file(state, file, metadata={"format": "pt"})
     assert "the checkpoint holds no lm_head.weight and 1 more, which would stay random" in sentence(tmp_path)
     state["lm_head.weight"] = torch.zeros(3, 3)
+    state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(24, 16)
     save_file(state, file, metadata={"format": "pt"})
-    assert "transformers cannot load it" in sentence(tmp_path)
+    assert f"{file}: lm_head.weight has the shape [3, 3], config.json says [40, 16]" in sentence(tmp_path)
+    state |= {"lm_head.weight": torch.zeros(40, 16), "foo.bar": torch.zeros(2)}
+    save_file(state, file, metadata={"format": "pt"})
+    assert "holds foo.bar, for which the model has no place" in sentence(tmp_path)
+    state |= {"model.norm.weight": torch.zeros(16, dtype=torch.int8)}
+    save_file(state, file, metadata={"format": "pt"})
+    assert f"{file}: model.norm.weight is stored as I8" in sentence(tmp_path)
+    assert "LOAD REPORT" not in capfd.readouterr().err
     file.write_bytes(whole[: len(whole) // 2])
-    assert f"model.name={tmp_path}: transformers cannot load it" in sentence(tmp_path)
+    assert f"{file}: not a safetensors file" in sentence(tmp_path)
     file.write_bytes(whole)
     assert load(ModelConfig(name=str(tmp_path))).mask_token_id == 3
 
@@ -274,7 +282,7 @@ def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
         ({"num_hidden_layers": 0}, "no decoder layers"),
         ({"head_dim": 7}, "even rotary dimension"),
-        ({"hidden_act": "foo"}, "cannot be built from it: 'foo'"),
+        ({"hidden_act": "foo"}, "cannot be built from it: it knows no 'foo'"),
         ({"pad_token_id": 70}, "Padding_idx must be within num_embeddings"),
         ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "sliding window of 0 tokens"),
     ],

@@ -169,6 +169,11 @@ def held(model: Any) -> int:
     return sum({each.data_ptr(): each.nbytes() for each in held}.values())
 
 
+def numbers(tensor: Any) -> np.ndarray:
+    """As numpy has them, which has no bf16."""
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+
+
 def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> dict[str, Any]:
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
     from tests.training.tiny import config, log, stop_at
@@ -197,5 +202,5 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
         "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
         # From the checkpoint: of a model that was divided over processes, these keep their parts only.
-        "weights": {name: weight.detach().numpy() for name, weight in model.named_parameters()},
+        "weights": {name: numbers(weight.detach()) for name, weight in model.named_parameters()},
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,9 +21,9 @@ from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
 from unmask.models.families.deferred import Deferred
-from unmask.models.families.folder import fill, shapes
-from unmask.models.families.layout import Own
-from unmask.models.families.stored import Stored
+from unmask.models.families.folder import fill, shapes, told
+from unmask.models.families.layout import Own, check_mask
+from unmask.models.families.stored import Stored, is_own
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.registry import nearest
@@ -131,24 +134,97 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
         options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
         raise UserError(f"model.name={path}: no config.json in this folder")
-    elif (family := family_of(raw := read_config(path))) is not None:
+    elif (family := family_of(raw := _read(path), path / "config.json")) is not None:
         return open_folder(path, family, raw, dtype, deferred)
     else:
         _check_type(path, raw)
+    stored = _own_tensors(path) if path.is_dir() else None
     try:
-        if deferred is not None and path.is_dir():
-            model = _deferring(path, read_config(path), dtype, deferred)
+        if deferred is not None and stored is not None:
+            model = _deferring(stored, read_config(path), dtype, deferred)
             if model is not None:
                 return model
-        with bars_in_terminals_only():
-            model, info = auto_model(_type_of(folder)).from_pretrained(folder, output_loading_info=True, **options)
+        with bars_in_terminals_only(), _without_report():
+            model, info = auto_model(_type_of(folder)).from_pretrained(
+                folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
         raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
-    if info["missing_keys"]:
-        names = sorted(info["missing_keys"])
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise UserError(f"model.name={path}: the checkpoint holds no {names[0]}{more}, which would stay random")
+    _check_filled(path, info, stored)
+    _check_tied(path, model)
     return model
+
+
+class _NoReport(logging.Filter):
+    """Drops what `_check_filled` and `_check_tied` say in a sentence; tables of failed conversions say more."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        return not ("LOAD REPORT" in said and "CONVERSION" not in said or "we will NOT tie them" in said)
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    logger, quiet = logging.getLogger("transformers.modeling_utils"), _NoReport()
+    logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        logger.removeFilter(quiet)
+
+
+def _check_filled(path: Path, info: dict[str, Any], stored: Stored | None) -> None:
+    """UserError unless every weight of the model was in the folder and every tensor of the folder is in the model.
+
+    Of the tensors transformers leaves out those that its class of the model names (MTP layers, derived buffers).
+    """
+    if info["missing_keys"]:
+        raise UserError(
+            f"model.name={path}: the checkpoint holds no {_some(info['missing_keys'])}, which would stay random"
+        )
+    for name, theirs, wanted in info["mismatched_keys"]:
+        file = stored.file.get(name, path) if stored is not None else path
+        raise UserError(f"{file}: {name} has the shape {list(theirs)}, config.json says {list(wanted)}")
+    if info["unexpected_keys"] and path.is_dir():
+        raise UserError(f"model.name={path}: holds {_some(info['unexpected_keys'])}, for which the model has no place")
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; UserError for a mask token in it that is none."""
+    raw = read_config(folder)
+    try:
+        check_mask(raw)
+    except UserError as error:
+        raise UserError(f"model.name={folder}: {error}") from None
+    return raw
+
+
+def _own_tensors(folder: Path) -> Stored | None:
+    """The tensors that transformers would read; None where these are not safetensors, or quantised."""
+    raw = read_config(folder)
+    if raw.get("quantization_config") or raw.get("transformers_weights") or not is_own(folder):
+        return None
+    stored = Stored(folder)
+    stored.check_dtypes(name for name in stored.names if name.endswith((".weight", "_proj")))
+    return stored
+
+
+def _check_tied(path: Path, model: PreTrainedModel) -> None:
+    """UserError for tensors that config.json ties and transformers has not tied, because others are stored.
+
+    Whoever opens the run would tie them again, and lose one.
+    """
+    for ours, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if model.get_parameter(ours) is not model.get_parameter(other):
+            raise UserError(
+                f"model.name={path}: config.json ties {ours} to {other}, and the folder holds another tensor for each; "
+                f"say in config.json that they are not tied (tie_word_embeddings=false)"
+            )
 
 
 def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -165,11 +241,11 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _deferring(folder: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred) -> PreTrainedModel | None:
+def _deferring(stored: Stored, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred) -> PreTrainedModel | None:
     """The model of a folder that holds what transformers calls its own, by these names; None for any other folder."""
-    if raw.get("quantization_config") or DIFFUSION_GEMMA in raw.values() or not [*folder.glob("*.safetensors")]:
+    if DIFFUSION_GEMMA in raw.values():
         return None
-    stored, model = Stored(folder), empty_model(folder, dtype)
+    model = empty_model(stored.folder, dtype)
     parts = list(Own().parts(shapes(model), raw, False))
     if {part.theirs for part in parts} != stored.names:
         return None  # transformers renames, merges or leaves out some
@@ -243,5 +319,5 @@ def own_tokenizer(path: Path) -> Any:
 
 def _first_line(error: Exception) -> str:
     """The most telling line: StrictDataclass errors name the field first and what is wrong with it last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in told(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Validation error", "Class validation error")) else lines[0]

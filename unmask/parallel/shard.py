@@ -14,7 +14,8 @@ With copies beside (hybrid sharding) the parts are summed over these once a step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,7 +53,8 @@ def sharded(
 
     Each decoder layer is gathered as one, and the root (embeddings, last norm, head) as one for the whole forward: the
     chunked loss reads the head's weight. With an expert axis the experts of a layer are divided by themselves, over the
-    ranks that hold the same ones. In half precision parameters are gathered in `arithmetic`, gradients summed in
+    ranks that hold the same ones, and so is what has another dtype than its layer (LLaDA2's routers stay fp32 in bf16):
+    FSDP2 gathers one dtype at a time. In half precision parameters are gathered in `arithmetic`, gradients summed in
     fp32; the parts are kept as they were.
     """
     assert mesh.shards is not None
@@ -68,9 +70,13 @@ def sharded(
     experts = list(experts_of(row_model.model).values()) if mesh.expert_shards is not None else []
     for module in experts:
         fully_shard(module, **{**divided, "mesh": mesh.expert_shards}, shard_placement_fn=_expert_dim(config))
-    for layer in layers:
-        fully_shard(layer, **divided)
     root = root or row_model
+    for layer in layers:
+        for module in _of_another_dtype(layer):
+            fully_shard(module, **divided)
+        fully_shard(layer, **divided)
+    for module in _of_another_dtype(root):
+        fully_shard(module, **divided)
     fully_shard(root, **{**divided, "reshard_after_forward": False})
     sharding = Sharding(config.level or 1, mesh.traffic)
     cast(Any, root).sharding = sharding
@@ -129,6 +135,23 @@ def rest(module: nn.Module) -> None:
 
 def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
     return [each for each in module.modules() if isinstance(each, FSDPModule)]
+
+
+def _of_another_dtype(module: nn.Module) -> list[nn.Module]:
+    """The modules below, but for divided ones, with parameters of their own in another dtype than most numbers have."""
+    within = [*_undivided(module)]
+    count: Counter[torch.dtype] = Counter()
+    for parameter in {own for each in within for own in each.parameters(recurse=False)}:
+        count[parameter.dtype] += parameter.numel()
+    usual = max(count, key=lambda dtype: count[dtype], default=None)
+    return [each for each in within if any(own.dtype != usual for own in each.parameters(recurse=False))]
+
+
+def _undivided(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield child
+            yield from _undivided(child)
 
 
 def _expert_dim(config: ParallelConfig) -> Callable[[nn.Parameter], Shard]:

@@ -98,11 +98,13 @@ class Deferred:
                 if local.data_ptr() in lent:
                     local.data = torch.empty_like(local)
         if wanted:
+            self.stored.check_unchanged()
             try:
                 dcp.load(wanted, storage_reader=_Reader(self.parts, self.stored, wanted), no_dist=True)
             except (OSError, SafetensorError, dcp.CheckpointException) as error:
-                folder = next(iter(self.stored.file.values())).parent
-                raise UserError(f"model.name={folder}: cannot be read any more: {error}") from error
+                # DCP's own message holds the traceback of every rank's failure, of which here there is one.
+                reason = next(iter(error.failures.values()))[0] if isinstance(error, dcp.CheckpointException) else error
+                raise UserError(f"model.name={self.stored.folder}: cannot be read any more: {reason}") from None
         self._lent, self.stored = [], None
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from unmask.attention import NAME
 from unmask.errors import UserError
 from unmask.models.families.deferred import Deferred
-from unmask.models.families.layout import Family, Part
+from unmask.models.families.layout import Family, Part, check
 from unmask.models.families.stored import Stored
 
 if TYPE_CHECKING:
@@ -37,22 +37,27 @@ SHARD = 5_000_000_000
 BESIDE = ("*.py", "generation_config.json")
 
 
-def family_of(raw: dict[str, Any]) -> Family | None:
+def family_of(raw: dict[str, Any], where: Path | str = "config.json") -> Family | None:
     """The family that a config.json belongs to; None for those that are transformers' own (or nobody's).
 
-    UserError for a model type of a family with an architecture that is not the family's: another model.
+    where: its path, for messages. UserError for a model type of a family with an architecture that is not the
+    family's: another model.
     """
     from unmask.models.families import families
 
     known = [families[name]() for name in families.names()]
-    architectures = raw.get("architectures") or []
+    architectures, kind = raw.get("architectures") or [], raw.get("model_type")
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise UserError(f"{where} has architectures={architectures!r}: give a list of names")
+    if kind is not None and not isinstance(kind, str):
+        raise UserError(f"{where} has model_type={kind!r}: give a name")
     for family in known:  # LLaDA-MoE has LLaDA's model_type in some of its configs
         if any(name in family.architectures for name in architectures):
             return family
-    found = next((family for family in known if raw.get("model_type") in family.types), None)
+    found = next((family for family in known if kind in family.types), None)
     if found is not None and architectures and found.architectures:
         raise UserError(
-            f"config.json has model_type={raw['model_type']!r} and architectures={architectures}: {found.title} is "
+            f"{where} has model_type={kind!r} and architectures={architectures}: {found.title} is "
             f"{' or '.join(found.architectures)}, and another model of that type is not supported"
         )
     return found
@@ -91,22 +96,25 @@ def open_folder(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    stored = Stored(folder)
+    stored, where = Stored(folder), folder / "config.json"
     try:
+        check(raw)
         fields = dict(family.config(raw, stored.names))
+    except KeyError as error:
+        raise UserError(f"{where}: {family.name} has no {error} there") from None
+    except UserError as error:
+        raise UserError(f"model.name={folder}: {error}") from None
+    except Exception as error:  # a field of a type that it cannot have
+        raise UserError(f"{where}: {family.name} cannot be read from it: {_line(error)}") from error
+    try:
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-    except KeyError as error:
-        raise UserError(f"{folder / 'config.json'}: {family.name} has no {error} there") from None
-    except UserError as error:
-        raise UserError(f"model.name={folder}: {error}") from None
+        model.tie_weights()
+        merged = any(name.endswith(".experts.down_proj") for name in stored.names)
+        parts = list(family.parts(shapes(model), raw, merged))
     except Exception as error:  # whatever transformers raises for values that do not go together
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder / 'config.json'}: {family.name} cannot be built from it: {reason}") from error
-    model.tie_weights()
-    merged = any(name.endswith(".experts.down_proj") for name in stored.names)
-    parts = list(family.parts(shapes(model), raw, merged))
+        raise UserError(f"{where}: {family.name} cannot be built from it: {_line(error)}") from error
     if deferred is not None:
         deferred.lend(model, parts, stored)
     filled = fill(model, parts, stored, family, deferred.names if deferred is not None else frozenset())
@@ -118,6 +126,16 @@ def open_folder(
     origin = {"family": family.name, "config": raw, "folder": str(folder.absolute()), "merged": merged}
     setattr(model.config, ORIGIN, origin | filled)
     return model
+
+
+def told(error: Exception) -> str:
+    """What an exception of transformers says; a KeyError is often nothing but the value that it does not know."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return f"it knows no {said!r}" if isinstance(error, KeyError) and " " not in said else said
+
+
+def _line(error: Exception) -> str:
+    return " ".join(told(error).split())[:200]
 
 
 @torch.no_grad()
@@ -137,6 +155,7 @@ def fill(
     if required := sorted(set(missing) - set(absent)):
         more = f" and {len(required) - 1} more" if len(required) > 1 else ""
         raise UserError(f"model.name={stored.folder}: the checkpoint holds no {required[0]}{more}")
+    stored.check_dtypes(name for name, parts in where.items() if name in stored.names and _floats(parts, ours))
     for part in (part for name in absent for part in where[name]):
         if part.ours not in later:
             ours[part.ours][part.at].zero_()
@@ -164,10 +183,15 @@ def fill(
     return {"absent": absent, "head": None if tied is None else head, "dtypes": own}
 
 
+def _floats(parts: list[Part], ours: dict[str, Tensor]) -> bool:
+    return all(ours[part.ours].is_floating_point() for part in parts)
+
+
 def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str, later: frozenset[str]) -> torch.dtype:
     """Copy a stored tensor to its places; returns their dtype. UserError for another shape."""
     for part in parts:
-        place, piece = ours[part.ours][part.at], tensor if part.rows is None else tensor[slice(*part.rows)]
+        place = ours[part.ours][part.at]
+        piece = tensor if part.rows is None or not tensor.ndim else tensor[slice(*part.rows)]
         if place.shape != piece.shape:
             wanted = shape_of(parts, ours)
             raise UserError(f"{file}: {part.theirs} has the shape {list(tensor.shape)}, config.json says {wanted}")

@@ -20,6 +20,16 @@ from unmask.errors import UserError
 STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 
 
+#: Fields that are whole numbers from one on wherever config.json has them.
+COUNTS = (
+    "vocab_size", "embedding_size", "hidden_size", "d_model", "num_hidden_layers", "n_layers", "num_attention_heads",
+    "n_heads", "num_key_value_heads", "n_kv_heads", "head_dim", "max_position_embeddings", "max_sequence_length",
+    "block_group_size", "block_size", "block_length", "bd_size",
+)  # fmt: skip
+#: Those that are so where there are experts, and elsewhere often 0.
+EXPERT_COUNTS = ("num_experts_per_tok", "moe_intermediate_size", "expert_intermediate_size")
+
+
 class Part(NamedTuple):
     """theirs[rows] == ours[at]; rows: (first, after the last) along the first axis, None for all."""
 
@@ -134,11 +144,37 @@ def _atoms(name: str, shape: tuple[int, ...], merged: bool) -> Iterator[tuple[st
 
 def rotary(raw: dict[str, Any]) -> dict[str, Any]:
     """transformers' `rope_parameters` of the older fields: rope_theta and rope_scaling."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(raw.get("rope_theta") or 10000.0)}
+    theta = raw.get("rope_theta")
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0 if theta is None else float(theta)}
     scaling = dict(raw.get("rope_scaling") or {})
     if "type" in scaling:
         scaling["rope_type"] = scaling.pop("type")
     return found | scaling
+
+
+def check(raw: dict[str, Any]) -> None:
+    """UserError for a field of config.json that no family takes as it is: quantised weights, a size that is none."""
+    if raw.get("quantization_config"):
+        raise UserError("config.json has quantization_config: the folder is quantised; name one with the whole weights")
+    for key in (*COUNTS, *(EXPERT_COUNTS if raw.get("num_experts") else ())):
+        if raw.get(key) is not None and not (_whole(raw[key]) and raw[key] > 0):
+            raise UserError(f"config.json has {key}={raw[key]!r}: give a whole number from 1 on")
+    theta, scaling = raw.get("rope_theta"), raw.get("rope_scaling")
+    if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0):
+        raise UserError(f"config.json has rope_theta={theta!r}: give a number above 0")
+    if scaling and not isinstance(scaling, dict):
+        raise UserError(f"config.json has rope_scaling={scaling!r}: give an object with a type, or null")
+
+
+def check_mask(raw: dict[str, Any]) -> None:
+    """UserError for a mask_token_id of config.json that is no token."""
+    mask = raw.get("mask_token_id")
+    if mask is not None and not (_whole(mask) and mask >= 0):
+        raise UserError(f"config.json has mask_token_id={mask!r}: give the id of a token, or null")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def refuse(where: str, raw: dict[str, Any], wanted: dict[str, tuple[Any, ...]]) -> None:

@@ -1,9 +1,13 @@
-"""The tensors of a folder of safetensors. A file is mapped, not read, and opened one at a time."""
+"""The tensors of a folder of safetensors. A file is mapped, not read, and opened one at a time.
+
+Which files count is transformers' own order: model.safetensors, else those that model.safetensors.index.json names.
+Others may lie beside; they are read, all of them, only where a folder has neither.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +15,76 @@ from torch import Tensor
 
 from unmask.errors import UserError
 
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: The dtypes of weights, in safetensors' terms.
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def is_own(folder: Path) -> bool:
+    """Whether transformers finds safetensors in a folder."""
+    return (folder / WHOLE).is_file() or (folder / INDEX).is_file()
+
 
 class Stored:
-    """The tensors of a folder of safetensors, by name; files are opened one at a time."""
+    """The tensors of a folder of safetensors, by name; files are opened one at a time.
+
+    dtype: of each, in safetensors' terms. UserError: a file that is none or has gone, an index that does not fit the
+    files, a tensor that is stored twice.
+    """
 
     def __init__(self, folder: Path):
         from safetensors import SafetensorError, safe_open
 
+        self.folder = folder
         self.file: dict[str, Path] = {}
+        self.dtype: dict[str, str] = {}
         self._opened: tuple[Path, Any] | None = None
-        index = folder / "model.safetensors.index.json"
-        paths = sorted(folder.glob("*.safetensors"))
-        if index.exists():
-            table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            paths = [folder / name for name in dict.fromkeys(table.values())]
+        self._state: dict[Path, tuple[int, int, int]] = {}
+        index: dict[str, str] = {}
+        if (folder / WHOLE).is_file():
+            paths = [folder / WHOLE]
+        elif (folder / INDEX).exists():
+            index = _read_index(folder / INDEX)
+            paths = [folder / name for name in dict.fromkeys(index.values())]
+        else:
+            paths = sorted(folder.glob("*.safetensors"))
         for path in paths:
-            if not path.exists():
-                raise UserError(f"{path}: the index names this file, and it is missing")
+            if not path.is_file():
+                what = "it is a folder" if path.exists() else "it is missing"
+                raise UserError(f"{path}: the index names this file, and {what}")
             try:
                 with safe_open(path, "pt") as file:
-                    self.file |= dict.fromkeys(file.keys(), path)
-            except SafetensorError as error:
+                    for name in file.keys():
+                        if name in self.file:
+                            raise UserError(f"{path}: holds {name}, as {self.file[name].name} does; remove one of them")
+                        self.file[name], self.dtype[name] = path, file.get_slice(name).get_dtype()
+            except (SafetensorError, OSError) as error:
                 raise UserError(f"{path}: not a safetensors file ({error}); fetch it again") from None
+            self._state[path] = _state(path)
+        for name, where in index.items():
+            if self.file.get(name) != folder / where:
+                raise UserError(f"{folder / INDEX}: {where} holds no {name}; fetch both again")
         if not self.file:
             raise UserError(f"model.name={folder}: holds no safetensors file; convert its weights to safetensors first")
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.file)
+
+    def check_dtypes(self, names: Iterable[str]) -> None:
+        """UserError for one of these that is no floating-point tensor, or one of eight bits."""
+        for name in names:
+            if self.dtype[name] not in FLOATS:
+                known = f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+                raise UserError(f"{self.file[name]}: {name} is stored as {self.dtype[name]}; store it as {known}")
+
+    def check_unchanged(self) -> None:
+        """UserError for a file that is not the one that was opened."""
+        for path, state in self._state.items():
+            if not path.is_file():
+                raise UserError(f"{path}: has gone while the model was loaded; fetch it again")
+            if _state(path) != state:
+                raise UserError(f"{path}: was changed while the model was loaded; start again")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor, file by file."""
@@ -58,6 +104,19 @@ class Stored:
             self._opened = path, safe_open(path, "pt")
         return self._opened[1].get_slice(name)[tuple(at)]
 
-    @property
-    def folder(self) -> Path:
-        return next(iter(self.file.values())).parent
+
+def _state(path: Path) -> tuple[int, int, int]:
+    known = path.stat()
+    return known.st_ino, known.st_size, known.st_mtime_ns
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor -> file."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = "it has no weight_map" if isinstance(error, KeyError | TypeError) else str(error)
+        raise UserError(f"{path}: not an index of safetensors: {reason}; fetch it again") from None
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise UserError(f"{path}: not an index of safetensors: weight_map gives no file by tensor; fetch it again")
+    return table
