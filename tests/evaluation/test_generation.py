@@ -95,6 +95,7 @@ def test_records_are_read_with_their_lines(written, tmp_path):
     for record, told in [
         ({"prompt": "x", "messages": []}, 'a record is an object with either "prompt" or "messages"'),
         ({"prompt": 3}, '"prompt" is not text'),
+        ({"prompt": "x", "response": []}, '"response" is neither text nor a list of texts'),
         ({"prompt": "x", "response": [""]}, '"response" is neither text nor a list of texts'),
         ({"messages": [user, assistant], "response": "c"}, "both say the expected answer"),
         ({"messages": [assistant]}, "nothing comes before the expected answer"),
@@ -106,6 +107,17 @@ def test_records_are_read_with_their_lines(written, tmp_path):
         assert told in str(error.value)
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "none.jsonl")
+
+
+def test_an_empty_prompt_is_told_with_its_line(opened, written, monkeypatch):
+    shifted = build("fast_dllm_v2", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
+    path = written({"prompt": "w1"}, {"prompt": ""})
+    assert generate("run", path, OPTIONS)["records"] == 2  # a model of blocks alone begins with nothing
+    monkeypatch.setattr(alone, "open_model", lambda path, device: opened._replace(objective=shifted))
+    with pytest.raises(UserError, match="held-out.jsonl:2: sample: the prompt is empty"):
+        generate("run", path, OPTIONS)
+    with pytest.raises(UserError, match="preset=llada .method=full. does not fit this model"):
+        generate("run", path, Options.parse({"preset": "llada"}, "test"))
 
 
 def test_the_command_line(opened, written, monkeypatch, capsys):

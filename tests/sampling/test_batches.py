@@ -174,7 +174,7 @@ def test_mistakes_are_told_before_the_first_pass():
         with pytest.raises(UserError, match=f"{next(iter(given))}=.* has no effect here"):  # its default, but given
             sample(model, None, [1], length=2, **given)
     assert len(sample(model, None, [1], length=2, num_samples=1, block_size=None, **block).token) == 2
-    with pytest.raises(UserError, match="the prompt is empty"):
+    with pytest.raises(UserError, match="prompt 2: sample: the prompt is empty"):
         sample(model, None, [[1], []], length=2, decoding=Decoding("block", 4, True))
     with pytest.raises(UserError, match="the end token 40 is outside the model's vocabulary of 40"):
         sample(model, None, [1], length=2, end_tokens=[40], **block)

@@ -178,6 +178,13 @@ def test_a_model_of_a_family_is_sampled_as_its_authors_do(given, preset, options
     assert printed.err == (PUBLISHED if preset == "llada" else "")
 
 
+def test_the_options_in_force_are_told(foreign, capsys):
+    foreign.model.config.origin = {"family": "dream"}
+    run("folder", ["length=9", "temperature=0.7", "top_p=0.5"], [Asked([1, 2])])
+    told = "strategy=low_entropy schedule=timesteps tempered=true temperature=0.7 top_p=0.5); --as none"
+    assert told in capsys.readouterr().err
+
+
 def test_a_model_trained_to_be_decoded_in_another_way_is_not(foreign, monkeypatch, capsys):
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     blocks = foreign._replace(objective=objective)

@@ -263,6 +263,8 @@ def test_options_from_a_command_line():
     assert Options.read(["temperature=0.8", "steps=4"]) == Options(temperature=0.8, steps=4)
     with pytest.raises(UserError, match="sample: unknown key 'lenght' .did you mean 'length'"):
         Options.read(["lenght=3"])
+    with pytest.raises(UserError, match="unknown key 'eps' .did you mean 'steps'"):  # an optimiser's
+        Options.read(["eps=0.1"])
 
 
 def test_a_prompt_that_cannot_be_one_is_refused():

@@ -293,6 +293,8 @@ def test_presets_are_options_and_do_not_count_as_given():
         assert {option: getattr(read, option) for option in options} == options
         assert read.model_fields_set == {"preset"}
     assert Options.read(["preset=sdar", "threshold=0.5"]).threshold == 0.5
+    with pytest.raises(UserError, match="sample: none and sdar are two presets .--as NAME is preset=NAME.; give one"):
+        Options.read(["preset=none", "length=3", "preset=sdar"])
 
 
 def test_every_family_has_a_preset_that_decodes_as_it_was_trained():
@@ -322,6 +324,12 @@ def test_every_family_has_a_preset_that_decodes_as_it_was_trained():
         ),
         ({"preset": "dream", "strategy": "random", "alg_temp": 0.1}, SHIFTED, "alg_temp=0.1 has no effect"),
         ({"sub_block_size": 4}, FULL, "sub_block_size=4 has no effect"),
+        ({"sub_block_size": 8}, Decoding("block", 8, False), "sub_block_size=8 has no effect here: it needs blocks"),
+        (
+            {"sub_block_size": 4, "block_size": 3},
+            Decoding("block", 8, False),
+            "more than 4 tokens, and these have 3",
+        ),
     ],
 )
 def test_what_would_be_ignored_is_refused(given, decoding, message):

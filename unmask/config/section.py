@@ -111,7 +111,10 @@ def _hint(root: type[BaseModel], path: str, here: list[str]) -> str:
     from unmask.config import Config
 
     objectives = OWNERS["objective"]
-    if root is not Config and any(root is objectives[name] for name in objectives.names()):
+    of_objective = root is not Config and any(root is objectives[name] for name in objectives.names())
+    if not of_objective and root not in (Config, *(field.annotation for field in Config.model_fields.values())):
+        return nearest(path, here)  # options of something that no config holds
+    if of_objective:
         others = [name for name in objectives.names() if path in objectives[name].model_fields]
         if others:
             return f" (an option of {', '.join(others)}: leave it out)"

@@ -228,6 +228,7 @@ def _tools(tools: Any, where: str) -> list[Any] | None:
 def _texts(record: dict[str, Any], name: str, where: str) -> tuple[str, ...]:
     value = record.get(name)
     texts = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+    given = isinstance(texts, list) and all(isinstance(text, str) and text.strip() for text in texts)
+    if not given or value == []:
         raise UserError(f'{where}: "{name}" is neither text nor a list of texts')
     return tuple(texts)

@@ -48,7 +48,7 @@ def as_published(options: Options, opened: OpenModel) -> Options:
         return options
     chosen = options.of_family(preset)
     if chosen is not options:
-        settings = " ".join(f"{name}={str(value).lower()}" for name, value in PRESETS[preset].items())
+        settings = " ".join(f"{name}={str(getattr(chosen, name)).lower()}" for name in PRESETS[preset])
         print(f"sampling as {preset} is published ({settings}); --as none for the defaults", file=sys.stderr)
     return chosen
 

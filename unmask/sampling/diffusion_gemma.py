@@ -50,8 +50,6 @@ def sampler(canvas: Canvas, decoding: Decoding, options: Options, settings: Sett
     settings, size = settings or Settings(), options.block_size or decoding.block_size
     if size is None:
         raise UserError("sample: block_size is needed for a model that was not trained with canvases")
-    if canvas.start == 0:
-        raise UserError("sample: the prompt is empty, and this model's canvases need clean tokens before them")
     if "gamma" in options.model_fields_set:
         settings = settings._replace(gamma=options.gamma)
     settings = settings._replace(steps=options.steps or settings.steps)

@@ -26,7 +26,6 @@ from unmask.sampling.strategies import strategies
 Steps = Generator[Pass, Tensor, None]
 
 NONE = torch.empty(0, dtype=torch.int64)
-EMPTY = "sample: the prompt is empty, and this model predicts a token from the one before it"
 
 
 def block(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
@@ -47,8 +46,7 @@ def block(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
             before = yield Clean(cached, start, size, torch.tensor([start - 1]) if decoding.shift else NONE)
             cached = start
         if decoding.shift and canvas.open[start]:
-            if before is None:
-                raise UserError(EMPTY)
+            assert before is not None  # a canvas begins with a given token, see Session.canvas
             canvas.fill(torch.tensor([start]), draw(before, options, torch.rand(2, 1, generator=noise)).token.cpu())
         inside = options.sub_block_size or size
         for first in range(start, stop, inside):
@@ -59,8 +57,6 @@ def block(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
 
 def full(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
     """Every step sees the whole sequence; `block_size` fills it from left to right, a block at a time."""
-    if decoding.shift and canvas.open[0]:
-        raise UserError(EMPTY)
     noise = torch.Generator().manual_seed(options.seed)
     size = options.block_size or canvas.stop - canvas.start
     given = None if options.guidance == 0 else ~canvas.open
@@ -72,8 +68,6 @@ def full(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
 
 def causal(canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
     """Token by token, left to right."""
-    if canvas.start == 0:
-        raise UserError("sample: the prompt is empty, and an autoregressive model needs a first token")
     if canvas.stop < len(canvas) or len(canvas.holes) > 1:
         raise UserError("sample: an autoregressive model cannot see a suffix; leave it out")
     noise = torch.Generator().manual_seed(options.seed)

@@ -101,9 +101,9 @@ class Options(Section):
             return self
         return type(self).parse({**self.model_dump(include=self.model_fields_set), "preset": preset}, "sample")
 
-    def refuse_unused(self, method: str) -> None:
+    def refuse_unused(self, method: str, block_size: int | None) -> None:
         """UserError for an option that was given and plays no part in this sampling, whatever its value (an empty one
-        counts as not given); of a sampler of one's own nothing is known."""
+        counts as not given); of a sampler of one's own nothing is known. block_size: the one in force, if any."""
         needs = {}
         known = method in ("block", *WHOLE) and self.strategy in STRATEGIES
         if method == "causal":
@@ -141,6 +141,8 @@ class Options(Section):
             )
         if known and method != "block":
             needs["sub_block_size"] = "method=block; of a whole sequence, block_size says how it is filled"
+        elif known and block_size and (self.sub_block_size or 0) >= block_size:
+            needs["sub_block_size"] = f"blocks of more than {self.sub_block_size} tokens, and these have {block_size}"
         if known and method != "full":
             needs["guidance"] = "method=full, whose every pass sees the whole sequence"
         if method in WHOLE:
@@ -167,6 +169,9 @@ class Options(Section):
     def read(cls, overrides: list[str]) -> Options:
         """From a command line's `temperature=0.8 steps=4`."""
         tree: dict[str, Any] = {}
+        presets = [override.partition("=")[2] for override in overrides if override.partition("=")[0] == "preset"]
+        if len(presets) > 1:
+            raise UserError(f"sample: {' and '.join(presets)} are two presets (--as NAME is preset=NAME); give one")
         for override in overrides:
             apply_override(tree, override, "option=value", "length=64")
         return cls.parse(tree, "sample")

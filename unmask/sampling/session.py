@@ -25,7 +25,7 @@ from unmask.models.check import layer_windows
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
-from unmask.sampling.fit import refuse_unfit
+from unmask.sampling.fit import METHODS, refuse_unfit
 from unmask.sampling.network import Network, Pass
 from unmask.sampling.options import WHOLE, Options
 from unmask.sampling.strategies import strategies
@@ -88,7 +88,7 @@ class Session:
 
             self.sampler = partial(self.sampler, settings=Settings.of(model))
         strategies[options.strategy]
-        options.refuse_unused(self.method)
+        options.refuse_unused(self.method, options.block_size or self.decoding.block_size)
         if self.method in ("prefix_cache", "dual_cache") and any(layer_windows(model)):
             raise UserError(
                 f"sample: method={self.method} is for models whose layers all see the whole text, and "
@@ -147,6 +147,9 @@ class Session:
         else:
             size = 1 if self.method in (*WHOLE, "causal") else self.options.block_size or self.decoding.block_size or 1
             canvas = infill(parts, fill.holes, filler, block_size=size)
+        needs_first = self.decoding.shift or self.method in ("causal", "canvas")
+        if self.method in METHODS and needs_first and canvas.open[0]:
+            raise UserError("sample: the prompt is empty, and this model predicts nothing without a token before it")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(canvas) > limit:
             raise UserError(
