@@ -1,7 +1,7 @@
 """Adapters alone, in peft's format: adapter_model.safetensors, adapter_config.json, and how they were trained.
 
 `PeftModel.from_pretrained(base, folder)` opens it onto the model that the run started from. unmask.json, which
-peft does not read, has {"model", "objective", "mask_token_id"}, for unmask's own sampler and evaluation.
+peft does not read, has {"model", "objective", "mask_token_id", "base"}, for unmask's own sampler and evaluation.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def write(opened: OpenModel, folder: Path) -> None:
         "model": settings.model_dump(mode="json") | {"name": config.base_model_name_or_path},
         "objective": {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")},
         "mask_token_id": opened.mask_token_id,
+        "base": lora.base_facts(model),
     }
     (folder / ADAPTERS).write_text(json.dumps(recorded, indent=1), encoding="utf-8")
     if opened.tokenizer is not None:

@@ -198,10 +198,12 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
     if step is not None:
         return _open_step(step, device, dtype, ema)
-    if (folder / "config.json").exists() or (folder / ADAPTERS).exists():
+    whole = (folder / "config.json").exists()
+    adapted = (folder / ADAPTERS).exists() or (not whole and (folder / "adapter_config.json").exists())
+    if adapted or whole:
         if ema:
             raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
-        return (_open_adapters if (folder / ADAPTERS).exists() else _open_exported)(folder, device, dtype)
+        return (_open_adapters if adapted else _open_exported)(folder, device, dtype)
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
 
 
@@ -238,19 +240,48 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
-    """The base that a folder of adapters names, with them."""
+    """The base that a folder of adapters names, with them; UserError for files that are damaged, and another base."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    recorded = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))
+    said, file = folder / ADAPTERS, folder / "adapter_model.safetensors"
+    recorded = _recorded(said)
     fields = recorded["model"] | {"mask_token_id": recorded["mask_token_id"]} | ({"dtype": dtype} if dtype else {})
-    settings, file = ModelConfig.parse(fields, str(folder / ADAPTERS)), folder / "adapter_model.safetensors"
+    settings = ModelConfig.parse(fields, str(said))
+    try:
+        tensors = load_file(file, device=device)
+    except (OSError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{file}: cannot be read ({reason}): export the adapters again") from None
     tokenizer = None
     if (folder / "tokenizer_config.json").exists():
         tokenizer = open_tokenizer(folder)
     model, tokenizer, mask = load(settings, tokenizer, device=device)
-    lora.load_state(model, settings.lora, load_file(file, device=device), str(file))
+    if "base" in recorded:
+        lora.check_base(model, recorded["base"], f"{said} (model.name={settings.name})")
+    lora.load_state(model, settings.lora, tensors, str(file))
     objective = rebuild(recorded["objective"]["name"], recorded["objective"]["options"])
     return OpenModel(model.eval(), tokenizer, mask, objective.model_copy(update={"mask_token_id": mask}), settings)
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """What a folder of adapters says of itself; UserError where it does not."""
+    again = "export the adapters again"
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing, and it names the base and the objective of the adapters: {again}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}): {again}") from None
+    kinds: dict[str, Any] = {"model": dict, "objective": dict, "mask_token_id": int | None}
+    if not isinstance(recorded, dict) or not all(isinstance(recorded.get(key, ""), kinds[key]) for key in kinds):
+        raise UserError(f"{path}: does not say the base and the objective of the adapters: {again}")
+    if not {"name", "options"} <= recorded["objective"].keys():
+        raise UserError(f"{path}: does not say the objective of the adapters: {again}")
+    base = recorded.get("base", {"config": {}, "weights": {}, "dtype": ""})
+    if not isinstance(base, dict) or not all(isinstance(base.get(key), dict) for key in ("config", "weights")):
+        raise UserError(f"{path}: what it says of the base is damaged: {again}")
+    return recorded
 
 
 def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 #: What peft puts before the names of a model that it has wrapped.
 PREFIX = "base_model.model."
+#: Settings that tell bases of the same shapes apart.
+FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+          "hidden_act", "rms_norm_eps", "sliding_window")  # fmt: skip
 
 
 def check_config(config: Config) -> None:
@@ -257,6 +260,51 @@ def load_state(model: PreTrainedModel, lora: AdapterConfig, tensors: dict[str, T
     for name in _tied_head(model, lora):
         del plain[name]
     set_peft_model_state_dict(model, plain, ADAPTER)
+
+
+def base_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """What tells the base of a model with adapters from another: settings, and numbers of frozen weights.
+
+    {"config": {field: value}, "dtype": name, "weights": {parameter: numbers}}; numbers, not a digest, as they are to be
+    compared in another dtype, too. Neither weights in four bits nor embedding and head, which gain rows.
+    """
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    fields = {name: getattr(config, name, None) for name in FIELDS} | {"rope_theta": rope.get("rope_theta")}
+    ends = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    outside = {parameter for module in ends for parameter in module.parameters()}
+    frozen = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if not (parameter.requires_grad or parameter in outside or nf4.is_nf4(parameter))
+    }
+    chosen = _spread(list(frozen), 16)
+    values = {name: [float(each) for each in _spread(frozen[name].flatten(), 8)] for name in chosen}
+    return {"config": fields, "dtype": str(model.dtype).removeprefix("torch."), "weights": values}
+
+
+def check_base(model: PreTrainedModel, recorded: dict[str, Any], where: str) -> None:
+    """UserError unless the base has the facts that were recorded (`base_facts`); `where` says of what."""
+    own = base_facts(model)
+    differ = [name for name, value in recorded["config"].items() if own["config"].get(name) != value]
+    exact = own["dtype"] == recorded["dtype"]
+    rounding = 0.0 if exact else 2**-7  # of bfloat16, twice
+    parameters = dict(model.named_parameters())
+    for name, wanted in recorded["weights"].items():
+        found = [float(each) for each in _spread(parameters[name].detach().flatten(), 8)] if name in parameters else []
+        close = (abs(a - b) <= rounding * abs(b) + (0 if exact else 1e-6) for a, b in zip(found, wanted, strict=False))
+        if len(found) != len(wanted) or not all(close):
+            differ.append(name)
+    if differ:
+        raise UserError(
+            f"{where}: the adapters were trained on another base ({differ[0]} differs): name the one they belong to"
+        )
+
+
+def _spread(values: Any, count: int) -> Any:
+    """At most so many of a sequence, evenly from its first to its last."""
+    last, count = len(values) - 1, min(count, len(values))
+    return [values[last * at // max(count - 1, 1)] for at in range(count)]
 
 
 def _tied_head(model: PreTrainedModel, lora: AdapterConfig) -> dict[str, Tensor]:

@@ -2,9 +2,9 @@
 
     W = s_b c[q],    s_b = mean + z_b / f_g
 
-b is a block of 64 weights with the scale s_b, c the 16 levels of NF4, q their index (4 bits); z_b (8 bits) is the scale
-within a group g of at most 256 blocks, f_g the factor of the group. A product takes W in the dtype of its input, and
-takes it again in the backward pass; W itself has no gradient.
+b is a block of 64 weights with the scale s_b, c the 16 levels of NF4 (to four digits, torchao's), q their index (4
+bits); z_b (8 bits) is the scale within a group g of at most 256 blocks, f_g the factor of the group. A product takes W
+in the dtype of its input, and takes it again in the backward pass; W itself has no gradient.
 """
 
 from __future__ import annotations
