@@ -7,6 +7,7 @@ import struct
 import time
 
 import pytest
+from tensorboard.summary.writer import event_file_writer
 
 from tests.training.tiny import documents, stop_at, train
 from unmask.config import LogConfig
@@ -183,7 +184,9 @@ def test_a_run_that_starts_over_or_goes_back_is_a_new_one_there(tmp_path, name, 
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_after_a_rollback_the_tracker_has_the_history_that_counts(tmp_path, name):
+def test_after_a_rollback_the_tracker_has_the_history_that_counts(tmp_path, name, monkeypatch):
+    """TensorBoard names its files by second, process and a counter, here 9 and 10, and reads them by name."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     run = tmp_path / "run"
     back = {"kind": "rollback", "step": 1, "steps": 9, "from": 3, "time": 1e9}
     records = [step(1), step(2), step(3), back, step(2, loss=2.0), step(3, loss=3.0)]

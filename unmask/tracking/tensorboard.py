@@ -6,6 +6,7 @@ reader to forget what was written from its step on (a session start event), and 
 
 from __future__ import annotations
 
+import time as clock
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class TensorBoard(Following):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(self.options.folder) if self.options.folder else run.path / "tensorboard"
-        there = any(folder.glob("events.out.tfevents.*"))
+        there = list(folder.glob("events.out.tfevents.*"))
+        _wait_after(there)
         self._writer: Any = SummaryWriter(str(folder), purge_step=run.step if there else None)
         return dict.fromkeys(("step", "evaluation"), run.step - 1 if there else -1)
 
@@ -40,3 +42,12 @@ class TensorBoard(Following):
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _wait_after(files: list[Path]) -> None:
+    """Until a new event file sorts behind those that are there: readers take them in the order of their names, which
+    begin with a second and go on with process and counter."""
+    seconds = [int(part) for file in files if (part := file.name.split(".")[3]).isdecimal()]
+    left = max(seconds, default=0) + 1 - clock.time()
+    if 0 < left <= 1:
+        clock.sleep(left)
