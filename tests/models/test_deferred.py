@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 from tests.models.families import FAMILIES
 from tests.models.published import PUBLISHED
 from tests.models.test_families import write
+from tests.training.tiny import config
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import load
 from unmask.models.families.deferred import Deferred
+from unmask.training.setup import prepare
 
 
 def both(folder, **settings):
@@ -136,3 +138,14 @@ def test_a_shape_that_does_not_fit_is_found_before_anything_is_read(tmp_path):
     )
     with pytest.raises(UserError, match="has the shape"):
         both(folder.parent)
+
+
+def test_a_run_says_when_its_processes_load_the_whole(tmp_path):
+    load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39)).model.save_pretrained(tmp_path / "whole")
+    file, said = tmp_path / "whole" / "model.safetensors", []
+    for change in ({}, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}):
+        save_file({**load_file(file), **change}, file, metadata={"format": "pt"})
+        options = ["model.config=null", f"model.name={file.parent}", "model.mask_token_id=39", "parallel.shard_size=2"]
+        run = prepare(config(tmp_path / "run", *options), [{"input_ids": list(range(20))}] * 4)
+        said.append([note for note in run.notes() if "loaded whole by every process" in note])
+    assert [len(notes) for notes in said] == [0, 1]

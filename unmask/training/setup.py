@@ -82,6 +82,12 @@ class Run:
             for key, field in type(evaluation).model_fields.items()
             if getattr(evaluation, key) != field.default
         ]  # fmt: skip
+        whole = self.config.model.name if divides(self.config) and not self.deferred.names else None
+        if whole:
+            unused.append(
+                f"model.name={whole}: loaded whole by every process before it keeps its part (the documentation of "
+                f"models says which are)"
+            )
         return unused + [
             f"{source.name}: {source.packs.dropped:,} of {len(source.packs.dataset):,} documents are longer than "
             f"data.pack_tokens={self.config.data.pack_tokens} and left out"
