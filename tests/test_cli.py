@@ -45,7 +45,7 @@ def unmask(*arguments):
 
 
 def start(*arguments, **options):
-    command = [sys.executable, "-m", "unmask.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "unmask", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
@@ -370,7 +370,7 @@ def test_a_terminal_gets_a_live_display(settings):
     """Through a pseudo-terminal, as a person sees it."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "unmask.cli", "train", str(settings)]
+    command = [sys.executable, "-m", "unmask", "train", str(settings)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
     os.close(theirs)

@@ -86,18 +86,18 @@ def command(config: str, overrides: list[str], of_rank: dict[int, list[str]], fu
     """`unmask train` inside a worker: (exit code, stderr). of_rank: overrides of single ranks."""
     import errno
 
-    import unmask.cli
+    from unmask.cli import entry
     from unmask.training.checkpoint import Checkpoints
 
     rank = int(os.environ["RANK"])
     failure = OSError(errno.ENOSPC, "No space left on device") if full_disk and rank == 0 else None
     said, code = io.StringIO(), 0
     arguments = ["unmask", "train", config, *overrides, *of_rank.get(rank, [])]
-    unmask.cli.LINGER = 0
+    entry.LINGER = 0
     with redirect_stderr(said), redirect_stdout(io.StringIO()), mock.patch.object(sys, "argv", arguments):
         with mock.patch.object(Checkpoints, "_write_tensors", side_effect=failure) if failure else mock.MagicMock():
             try:
-                unmask.cli.main()
+                entry.main()
             except SystemExit as exit:
                 code = int(exit.code or 0)
     return code, said.getvalue()

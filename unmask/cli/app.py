@@ -1,0 +1,73 @@
+"""The table of verbs, and what they share."""
+
+from __future__ import annotations
+
+import inspect as introspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+#: What --ema is for.
+EMA = "Take the averaged weights that training.ema kept."
+
+
+app = typer.Typer(
+    name="unmask",
+    help="Train diffusion language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the fields of the dataclasses that `verb` takes as options of their own."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: dict[str, introspect.Parameter] = {}
+    for name, parameter in introspect.signature(verb).parameters.items():
+        if name not in groups:
+            flat[name] = parameter.replace(annotation=hints[name])
+            continue
+        own = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            annotation = own[field.name]
+            flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
+
+    @wraps(verb)
+    def flattened(**values: Any) -> None:
+        made = {name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+                for name, kind in groups.items()}  # fmt: skip
+        verb(**values, **made)
+
+    by_keyword = [parameter.replace(kind=introspect.Parameter.KEYWORD_ONLY) for parameter in flat.values()]
+    flattened.__signature__ = introspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
+    return flattened
+
+
+def weights(checkpoint: Path, ema: bool) -> Path:
+    """The path of a checkpoint's own weights, or of the averaged ones."""
+    return checkpoint / "ema" if ema else checkpoint
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"unmask {version('unmask')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train diffusion language models."""

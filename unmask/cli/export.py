@@ -1,0 +1,61 @@
+"""`unmask export` and `unmask convert`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.app import EMA, app, grouped, weights
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="hf: a transformers folder (adapters merged); family: the layout the model came in; peft: adapters."
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
+) -> None:
+    """Write a trained model in a format that other programs open."""
+    from unmask.export import export as run
+    from unmask.export import facts
+
+    folder = run(weights(checkpoint, ema), output, format=format, dtype=dtype, force=force)
+    print(json.dumps(facts(folder)) if as_json else folder)
+
+
+@dataclass
+class Convert:
+    """How `convert` makes a diffusion model."""
+
+    objective: Annotated[str, typer.Option(help="fast_dllm_v2, block_diffusion, i_dlm or nemotron.")] = "fast_dllm_v2"
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32
+    mask_token: Annotated[str | None, typer.Option(help="A token, known or new, or an id; else chosen.")] = None
+    anneal: Annotated[str | None, typer.Option(help="causal: the attention in blocks; block-size: the blocks.")] = None
+
+
+@app.command()
+@grouped
+def convert(
+    model: Annotated[Path, typer.Argument(help="A transformers folder, or a .gguf file.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    how: Convert,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make a diffusion model of an autoregressive one: mask token, config, and the run that trains it."""
+    from unmask.convert import convert as run
+
+    made = run(model, output, **vars(how), force=force)
+    print(json.dumps(made.facts()) if as_json else made.sentence())

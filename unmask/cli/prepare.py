@@ -1,0 +1,54 @@
+"""`unmask prepare`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.app import app, grouped
+
+
+@dataclass
+class Read:
+    """How `prepare` reads its source."""
+
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COLUMN", help="The source's name for text, messages, ...; may be repeated."),
+    ] = None
+    split: Annotated[str | None, typer.Option(help="Of a saved Hugging Face dataset: train, ...")] = None
+    dtype: Annotated[str | None, typer.Option(help="Of the ids in a raw .bin file: uint16, int32, ...")] = None
+    end_id: Annotated[int | None, typer.Option(help="The id that ends a document in an array of ids.")] = None
+    supervise: Annotated[str, typer.Option(help="Learn from `all` turns of the assistant, or the `last`.")] = "all"
+    chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = None
+    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed records out and count them.")] = False
+    workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0
+
+
+@app.command()
+@grouped
+def prepare(
+    source: Annotated[
+        str, typer.Argument(help='Text, JSONL, Parquet, ids, a folder of these, or a pattern: "notes/**/*.tex".')
+    ],
+    output: Annotated[Path, typer.Argument(help="Folder of the dataset to write.")],
+    read: Read,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or file of the tokeniser.")] = None,
+    train_tokenizer: Annotated[
+        int | None, typer.Option(metavar="SIZE", help="Train a byte-level BPE of SIZE tokens on the source instead.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dataset's figures as JSON.")] = False,
+) -> None:
+    """Tokenise text, conversations or ids into a dataset that training reads."""
+    from unmask.data.command import run
+    from unmask.tracking.reading import reading
+
+    with reading() as report:
+        made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)
+    print(json.dumps(made.facts()) if as_json else made.sentence())

@@ -1,0 +1,89 @@
+"""`unmask sample`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask import completion as complete
+from unmask.cli.app import EMA, app, grouped, weights
+from unmask.errors import UserError
+
+
+@dataclass
+class Texts:
+    """What `sample` starts from."""
+
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; may be repeated.")] = None
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: a line each, or JSONL.")] = None
+    fill: Annotated[
+        list[str] | None, typer.Option(metavar='"a [MASK:20] b"', help="Text with holes to fill, of so many tokens.")
+    ] = None
+    suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None
+    prompt_ids: Annotated[list[str] | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None
+    suffix_ids: Annotated[str | None, typer.Option(metavar='"1 2 3"', help="A suffix of token ids.")] = None
+
+
+@dataclass
+class Chat:
+    """How `sample` talks."""
+
+    chat: Annotated[bool, typer.Option("--chat", help="Answer what is typed, or read from stdin, line by line.")] = (
+        False
+    )
+    system: Annotated[str | None, typer.Option(help="System prompt of the chat.")] = None
+    chat_template: Annotated[Path | None, typer.Option(help="File with a Jinja chat template.")] = None
+
+
+@dataclass
+class Manner:
+    """How `sample` decodes and prints."""
+
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...; or none.")
+    ] = None
+    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False
+
+
+@app.command()
+@grouped
+def sample(
+    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    texts: Texts,
+    chat: Chat,
+    manner: Manner,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
+            metavar="option=value",
+            autocompletion=complete.options,
+        ),
+    ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
+) -> None:
+    """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
+    source = weights(checkpoint, ema)
+    given = {name: value for name, value in vars(texts).items() if value is not None}
+    options = [*(options or []), *([f"preset={manner.as_}"] if manner.as_ else [])]
+    if chat.chat:
+        from unmask.sampling.chat import talk
+
+        if given:
+            raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
+        talk(source, options, system=chat.system, template=chat.chat_template, stream=manner.stream, as_json=as_json)
+        return
+    if chat != Chat():
+        raise UserError("--system and --chat-template are for --chat")
+    from unmask.sampling.command import run
+    from unmask.sampling.prompts import asked
+    from unmask.tracking.reading import steps
+
+    wanted, progress = asked(**given), partial(steps, "sampling", "texts")
+    if run(source, options, wanted, stream=manner.stream, as_json=as_json, progress=progress):
+        raise typer.Exit(130)

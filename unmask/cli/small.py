@@ -1,0 +1,87 @@
+"""The verbs around a run: compare, doctor, recipes, completion, demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask import completion as complete
+from unmask.cli.app import app
+from unmask.errors import UserError
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],
+    by: Annotated[str, typer.Option(help="Where to compare losses: at equal `step` or equal `tokens`.")] = "step",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Runs side by side: where their configs differ, losses at the same point, speed and memory."""
+    from unmask.tracking import compare as comparison
+
+    facts = comparison.compare(runs, by)
+    print(comparison.as_json(facts) if as_json else comparison.table(facts))
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where runs would be written; its disk is measured.")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """What this machine can do, what is missing, and whether a training step works on it (exit code 1 if not)."""
+    from unmask.doctor import examine, table
+
+    facts = examine(folder)
+    print(json.dumps(facts, indent=1) if as_json else table(facts))
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="The one to print.", autocompletion=complete.recipes)] = None,
+    write: Annotated[Path | None, typer.Option(help="Write it to this file instead.", metavar="FILE")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print {name: what it is for}.")] = False,
+) -> None:
+    """Configs of the commonest jobs: list them, or make one yours with `unmask recipes NAME > run.yaml`."""
+    from unmask import recipes as shipped
+
+    if name is None and write is not None:
+        raise UserError(f"name the recipe to write to {write}: unmask recipes lists them")
+    if name is None:
+        listed = {each: shipped.summary(each) for each in shipped.names()}
+        print(json.dumps(listed, indent=1) if as_json else shipped.table())
+    elif write is not None:
+        shipped.write(name, write, force=force)
+        print(write)
+    else:
+        print(shipped.text(name), end="")
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
+) -> None:
+    """Print the completion script of a shell: `source <(unmask completion bash)`."""
+    print(complete.script(shell))
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 6.0,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),
+    seed: Annotated[int, typer.Option(help="Of the weights, the noise and the order of the data.")] = 0,
+    steps: Annotated[int | None, typer.Option(hidden=True)] = None,
+    layers: Annotated[int, typer.Option(hidden=True)] = 2,
+    files: Annotated[int, typer.Option(hidden=True)] = 0,
+) -> None:
+    """Train a small model on this Python's own source code, and watch it fill holes in functions."""
+    from unmask.demo import Settings, run
+
+    interrupted = run(Settings(minutes=minutes, out=out, seed=seed, steps=steps, layers=layers, files=files))
+    if interrupted is not None:
+        raise typer.Exit(128 + interrupted)

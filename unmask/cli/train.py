@@ -1,0 +1,127 @@
+"""`unmask train` and `unmask inspect`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unmask import completion as complete
+from unmask.cli.app import app, grouped
+from unmask.errors import UserError
+from unmask.parallel import launched
+
+if TYPE_CHECKING:
+    from unmask.config import Config
+
+
+@dataclass
+class Launch:
+    """How many processes `train` starts."""
+
+    nproc: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Processes to start on this machine; auto: one a GPU, else as `parallel` asks."),
+    ] = None
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --nproc: how often to start again, from the last checkpoint, by itself.")
+    ] = 0
+    restarted: Annotated[str | None, typer.Option(hidden=True)] = None
+
+
+@app.command()
+@grouped
+def train(
+    launch: Launch,
+    config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Changes to it, such as training.steps=100.",
+            metavar="key.path=value",
+            autocompletion=complete.overrides,
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model, or go on with a run that was interrupted."""
+    from unmask.training.record import given
+
+    settings, repeat = given(config, overrides or [], source, out)
+    if launch.nproc is not None or launch.restarts:
+        size = _processes(settings, launch)
+        if not dry_run and (size > 1 or launch.restarts):
+            _launch(size, launch.restarts, [config, *(overrides or [])], {"from": source, "out": out}, as_json)
+    if dry_run:
+        from unmask.training.plan import plan, table
+
+        facts = plan(settings)
+        print(json.dumps(facts, indent=1) if as_json else table(facts))
+        return
+    from unmask.training.trainer import Trainer
+
+    if launched.by_unmask():
+        launched.end_with_launcher()
+    trainer = Trainer(config=settings, repeat=repeat)
+    trainer.restarted = launch.restarted
+    summary = trainer.train()
+    words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
+    again = " ".join(str(word) for word in [*words, *launched.options()] if word)
+    if launched.rank() == 0:
+        print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
+    if summary.interrupted is not None:
+        raise typer.Exit(128 + summary.interrupted)
+
+
+def _processes(settings: Config, launch: Launch) -> int:
+    """How many processes to start; UserError for what cannot be started here."""
+    from unmask.parallel.launch import check, size_of
+
+    if launch.nproc is None:
+        raise UserError("--restarts is for processes that are started here: give --nproc too")
+    check(settings, launch.restarts)
+    return size_of(launch.nproc, settings.parallel)
+
+
+def _launch(size: int, restarts: int, words: list[str | None], options: dict[str, Path | None], as_json: bool) -> None:
+    """Train as `size` processes, and end as they do."""
+    from unmask.parallel.launch import launch
+
+    arguments = ["train", *filter(None, words), *(["--json"] if as_json else [])]
+    for name, value in options.items():
+        arguments += [f"--{name}", str(value)] if value is not None else []
+    raise typer.Exit(launch(arguments, size, restarts))
+
+
+@app.command()
+def inspect(
+    config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Changes to it, such as parallel.block_parallel_size=4.",
+            metavar="key.path=value",
+            autocompletion=complete.overrides,
+        ),
+    ] = None,
+    placement: Annotated[
+        bool, typer.Option("--placement", help="Which rank owns which rows of the first pack.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print numbers, for every pack of the first step.")] = False,
+) -> None:
+    """Draw what a run would do on several ranks; one process is enough."""
+    from unmask.config import Config
+    from unmask.training.plan import inspect as look
+
+    if not placement:
+        raise UserError("say what to inspect: --placement")
+    drawing, found = look(Config.load(config, overrides))
+    print(json.dumps(found) if as_json else drawing)
