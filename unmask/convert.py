@@ -19,7 +19,7 @@ from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.export.api import filled
 from unmask.export.hf import write
-from unmask.hf import read_config
+from unmask.hf import read_config, vocabulary_of
 from unmask.models import load
 from unmask.models.checkpoints import OpenModel, objective_of
 from unmask.models.load import own_tokenizer
@@ -103,7 +103,7 @@ def convert(
     if fields.get("mask_token_id") is not None if trained is None else trained.decoding.kind != "causal":
         raise UserError(f"{source}: is a diffusion model already: train from it with model.name")
     tokenizer = own_tokenizer(source) if source.exists() else None
-    known = None if tokenizer is None else len(tokenizer)
+    known = None if tokenizer is None else vocabulary_of(tokenizer)
     requested = _requested(mask_token, tokenizer)
     kept = fields.get("dtype") or fields.get("torch_dtype") or "float32"
     settings = ModelConfig.parse({"name": str(source), "dtype": kept, "mask_token_id": requested}, str(source))

@@ -28,6 +28,11 @@ def is_known(raw: dict[str, Any]) -> bool:
     return raw.get("model_type") in CONFIG_MAPPING
 
 
+def vocabulary_of(tokenizer: Any) -> int:
+    """One more than the largest id of a tokeniser: more than `len(tokenizer)` where its ids have gaps."""
+    return 1 + max([*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder], default=-1)
+
+
 def open_tokenizer(folder: Path) -> Any:
     """A folder's tokeniser; UserError where its files are damaged, or only code in the folder could make it."""
     try:

@@ -94,6 +94,35 @@ def test_an_id_in_the_middle_names_its_word() -> None:
     assert words.mask_token == "w6"
 
 
+def with_gap(ids: dict[str, int], **special: str) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(ids, unk_token="w0")), **special)
+
+
+def test_the_largest_id_counts_and_not_the_number_of_tokens() -> None:
+    """As cl100k has gaps. One before the end token made that the mask token."""
+    words = with_gap({**{f"w{i}": i for i in range(8)}, "<eos>": 9}, eos_token="<eos>")
+    assert len(words) == words.eos_token_id == 9
+    assert ensure_mask_token(model(), words) == words.mask_token_id == 10 and words.eos_token_id == 9
+    made, words = model(rows=10), with_gap({**{f"w{i}": i for i in range(8)}, "<eos>": 9}, eos_token="<eos>")
+    assert ensure_mask_token(made, words) == 10 and rows_of(made) == (11, 11)
+
+
+def test_a_name_that_would_get_another_tokens_id_is_not_given() -> None:
+    """The library numbers a new token by the count of the others, whether or not that id is taken."""
+    words = with_gap({f"w{i}": 2 * i for i in range(5)})
+    assert ensure_mask_token(model(), words) == 9
+    assert words.mask_token is None and words.convert_ids_to_tokens(8) == "w4" and len(words) == 5
+
+
+def test_of_a_larger_tokenizer_no_token_with_a_role_is_taken() -> None:
+    made, words = model(rows=8), with_gap({**{f"w{i}": i for i in range(8)}, "<eos>": 8, "w9": 9}, eos_token="<eos>")
+    assert ensure_mask_token(made, words) == 9 and words.eos_token_id == 8
+
+
 @pytest.mark.parametrize("wrong", [-1, 13, 1000])
 def test_an_id_out_of_range_is_refused(wrong: int) -> None:
     sentence = rf"mask token id {wrong} does not fit the model's 12 embeddings \(model.mask_token_id\)"

@@ -178,8 +178,8 @@ class Stub:
 
     eos_token_id = EOS
 
-    def __len__(self):
-        return 40
+    def get_vocab(self):
+        return {str(place): place for place in range(40)}
 
     def decode(self, token):
         return " ".join(map(str, token))

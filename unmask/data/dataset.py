@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unmask.data.tokenizer import fingerprint, load_tokenizer, refuse_other
 from unmask.errors import UserError
+from unmask.hf import vocabulary_of
 
 TOKENS, SUPERVISED, OFFSETS, TOKENIZER, MANIFEST = (
     "tokens.bin",
@@ -103,6 +104,22 @@ class Dataset:
         """UserError, with file and document, for an id outside of the vocabulary; reads every token."""
         for first in range(0, self.tokens, CHUNK):
             self._refuse_outside(self._token[first : first + CHUNK], first)
+
+    def check_rows(self, rows: int, tokenizer: Any, where: str) -> None:
+        """UserError for an id without a row in an embedding of `rows`; reads every token where there may be one."""
+        known = vocabulary_of(tokenizer) if tokenizer is not None else self.manifest and self.manifest.vocabulary
+        if known is not None and known <= rows:
+            return
+        for first in range(0, self.tokens, CHUNK):
+            outside = self._token[first : first + CHUNK] >= rows
+            if outside.any():
+                place = first + int(np.argmax(outside))
+                number = int(np.searchsorted(self._offsets, place, "right")) - 1
+                advice = "" if tokenizer is None else ": use the model's own tokeniser"
+                raise UserError(
+                    f"{where}: document {number} holds the token id {self._token[place]} and the model has {rows} "
+                    f"embeddings{advice}, or leave vocab_size out of model.config"
+                )
 
     def learns(self, token: int, limit: int) -> int | None:
         """The first document with `token` among its supervised tokens, of the first `limit` tokens; None for none."""

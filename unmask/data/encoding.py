@@ -13,6 +13,7 @@ from unmask.data.chat import Chat, NoTemplate, chat_of
 from unmask.data.reading import Reading
 from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
 from unmask.errors import UserError
+from unmask.hf import vocabulary_of
 
 #: Items encoded in one call, in parallel, unless they reach so many characters before.
 BATCH = 1024
@@ -52,7 +53,7 @@ class Encoder:
             self._slow = tokenizer
         self.mask = getattr(tokenizer, "mask_token_id", None)
         self.mask_text = tokenizer.mask_token if self.mask is not None else None
-        self.vocabulary = 1 + max(tokenizer.get_vocab().values())
+        self.vocabulary = vocabulary_of(tokenizer)
         self.dtype = "uint16" if self.vocabulary <= 1 << 16 else "uint32"
         self.end = tokenizer.eos_token_id if eos else None
         self.unclosed = eos and self.end is None

@@ -20,6 +20,7 @@ from unmask.demo.watch import Watch
 from unmask.errors import UserError
 from unmask.evaluation import Bound, bound, text_bytes
 from unmask.export import export
+from unmask.hf import vocabulary_of
 from unmask.models import RowModel, load
 from unmask.models.checkpoints import saved_steps
 from unmask.objectives import Objective, build
@@ -39,7 +40,7 @@ def run(settings: Settings) -> int | None:
     first = autoregressive(settings)
     packs = _held_out(first)
     documents = [document for pack in packs for document in pack]
-    unigram, bigram = cross_entropies(open_dataset(settings.train), documents, len(tokenizer))
+    unigram, bigram = cross_entropies(open_dataset(settings.train), documents, vocabulary_of(tokenizer))
     table = [("token frequencies, counted", unigram), ("token pairs, counted", bigram)]
     untrained = _untrained(settings, first, packs, tokenizer, console)
 
@@ -139,7 +140,7 @@ def _untrained(
 ) -> Bound:
     """The diffusion bound of the model as the first run starts it. A new run also gets the precision quicker here."""
     seed, second = first.training.seed, diffusion(settings, first)
-    loaded = load(first.model, tokenizer, seed=seed, vocab_size=len(tokenizer))
+    loaded = load(first.model, tokenizer, seed=seed, vocab_size=vocabulary_of(tokenizer))
     objective = build(second.objective.name, second.objective.options())
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
     row_model = RowModel(loaded.model)

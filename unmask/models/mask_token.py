@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.errors import UserError
+from unmask.hf import vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,15 +53,32 @@ def _check_free(requested: int | None, model: PreTrainedModel, tokenizer: Any) -
 
 
 def _next_id(tokenizer: Any, rows: int) -> int:
-    return rows if tokenizer is None else min(len(tokenizer), rows)
+    """The first id after the tokeniser's or, of one that is larger than the model, after the model's; none in use."""
+    if tokenizer is None:
+        return rows
+    free = min(vocabulary_of(tokenizer), rows)
+    while free in tokenizer.all_special_ids:
+        free += 1
+    return free
 
 
 def _name_it(tokenizer: Any, mask: int) -> None:
-    """Let the tokeniser know the mask token, when the next id it would give out is the right one."""
-    if mask == len(tokenizer):
-        tokenizer.add_special_tokens({"mask_token": MASK})
-    elif mask < len(tokenizer):
+    """Let the tokeniser know the mask token: by the name it has, or a new one where the next new id is the right one.
+
+    One that is known by another id keeps no name for it: its texts never hold that id.
+    """
+    if mask in (ids := tokenizer.get_vocab().values()):
         tokenizer.mask_token = tokenizer.convert_ids_to_tokens(mask)
+    elif mask == _given_next(tokenizer, ids):
+        tokenizer.add_special_tokens({"mask_token": MASK})
+
+
+def _given_next(tokenizer: Any, ids: Any) -> int:
+    """The id that the tokeniser would give to a token that is added: not always one that is free."""
+    if not tokenizer.is_fast:
+        return len(tokenizer)
+    size = tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)
+    return max([size, *(1 + index for index in tokenizer.added_tokens_decoder if index >= size)])
 
 
 @torch.no_grad()

@@ -188,11 +188,13 @@ class Session:
         return token
 
     def _banned(self, infilling: bool) -> Tensor:
-        """bool [vocabulary]: the mask token, end tokens in a hole, and padded rows the tokeniser has no text for."""
+        """bool [vocabulary]: the mask token, end tokens in a hole, and rows the tokeniser has no text for."""
         size = self.model.get_output_embeddings().weight.shape[0]
         banned = torch.zeros(size, dtype=torch.bool)
         if self.tokenizer is not None:
-            banned[len(self.tokenizer) :] = True
+            known = [index for index in self.tokenizer.get_vocab().values() if index < size]
+            banned[:] = True
+            banned[known] = False
         for token in self.ends:
             if not 0 <= operator.index(token) < size:
                 raise UserError(f"sample: the end token {token} is outside the model's vocabulary of {size}")

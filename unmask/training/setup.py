@@ -17,6 +17,7 @@ from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
+from unmask.hf import vocabulary_of
 from unmask.models import LoadedModel, RowModel, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
@@ -152,11 +153,12 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         tokenizer,
         seed=config.training.seed,
         device=device,
-        vocab_size=None if tokenizer is None else len(tokenizer),
+        vocab_size=None if tokenizer is None else vocabulary_of(tokenizer),
         deferred=deferred if divides(config) else None,
     )
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
     for source in packs.sources:
-        _check_vocabulary(loaded.model, loaded.tokenizer, source)
+        source.packs.dataset.check_rows(rows, loaded.tokenizer, source.name)
         check_positions(loaded.model, source.packs.longest, source.name, "data.pack_tokens")
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
@@ -311,6 +313,7 @@ def _validation(
         refusals.check_bound(objective)
         key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
         dataset, data = _dataset(source, loaded.tokenizer, key), config.data
+        dataset.check_rows(loaded.model.get_input_embeddings().weight.shape[0], loaded.tokenizer, key)
         packs = Packs(dataset, data.pack_tokens, data.long_documents, key)
         count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
         found[name] = Sampler(packs, count, config.training.seed).batch(0)
@@ -324,25 +327,6 @@ def named(validation: Any) -> dict[str, Any]:
     if isinstance(validation, dict):
         return validation
     return {} if validation is None else {"validation": validation}
-
-
-def _check_vocabulary(model: Any, tokenizer: Any, source: Source) -> None:
-    """Raise UserError when a token id has no row in the model's embedding."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    if tokenizer is not None:
-        if len(tokenizer) > rows:
-            raise UserError(
-                f"the tokeniser has {len(tokenizer)} tokens and the model {rows} embeddings: "
-                f"use the model's own tokeniser, or leave vocab_size out of model.config"
-            )
-        return
-    dataset = source.packs.dataset
-    if dataset.manifest is not None:
-        largest = dataset.manifest.vocabulary - 1
-    else:
-        largest = max(int(dataset.document(index)[0].max(initial=0)) for index in range(len(dataset)))
-    if largest >= rows:
-        raise UserError(f"{source.name}: holds the token id {largest} and the model has {rows} embeddings")
 
 
 def device_of(config: Config) -> torch.device:
