@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.training.tiny import MODEL, config, documents, train
-from unmask.data import dataset_from
+from unmask.data import checksums, open_dataset, prepare
 from unmask.errors import UserError
 from unmask.training import setup
 
@@ -44,3 +47,76 @@ def test_a_tokenizer_larger_than_the_model_trains_on_data_that_fit(tmp_path):
         setup.prepare(tiny, ["w2 w3", "w2 w64"])
     with pytest.raises(UserError, match="data.validation: document 0 holds the token id 66 and the model has 64 emb"):
         setup.prepare(tiny, ["w2 w3"] * 3, ["w66"])
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """40 documents of ids, as every run here has them."""
+    (tmp_path / "ids.jsonl").write_text("\n".join(map(json.dumps, documents())))
+    prepare(tmp_path / "ids.jsonl", tmp_path / "prepared", None)
+    return tmp_path / "prepared"
+
+
+def shuffled(folder: Path) -> str:
+    token = np.fromfile(folder / "tokens.bin", np.uint32)
+    token[100:140] = token[100:140][::-1]
+    token.tofile(folder / "tokens.bin")
+    return "tokens.bin"
+
+
+def moved_boundary(folder: Path) -> str:
+    offsets = np.load(folder / "offsets.npy")
+    offsets[3] += 1
+    np.save(folder / "offsets.npy", offsets)
+    return "offsets.npy"
+
+
+@pytest.mark.parametrize("change", [shuffled, moved_boundary])
+def test_data_that_changed_between_two_starts_are_refused(tmp_path, prepared, change):
+    train(tmp_path / "run", "training.steps=1", data=str(prepared))
+    before = (prepared / "tokens.bin").stat().st_mtime_ns
+    name = change(prepared)
+    os.utime(prepared / name, ns=(before + 10**9, before + 10**9))
+    with pytest.raises(UserError, match=f"{name}: altered since it was written"):
+        train(tmp_path / "run", "training.steps=2", data=str(prepared))
+
+
+def test_large_files_are_compared_by_a_sample(tmp_path, prepared, monkeypatch):
+    """Of a file that is too large to read at every start, what the manifest says and parts spread over it."""
+    monkeypatch.setattr(checksums, "WHOLE", 0)
+    monkeypatch.setattr(checksums, "PART", 8)
+    monkeypatch.setattr(checksums, "PARTS", 512)
+    before = open_dataset(prepared).digest()
+    assert open_dataset(prepared).digest() == before
+    shuffled(prepared)
+    assert open_dataset(prepared).digest() != before
+
+
+def test_checksums_are_taken_once(tmp_path, monkeypatch):
+    file, reads = tmp_path / "file", []
+    file.write_bytes(b"one")
+    real = checksums.hashlib.file_digest
+    monkeypatch.setattr(checksums.hashlib, "file_digest", lambda *given: reads.append(1) or real(*given))
+    first = checksums.sha256(file)
+    assert checksums.sha256(file) == first and len(reads) == 1
+    file.write_bytes(b"two")
+    os.utime(file, ns=(1, 1))
+    assert checksums.sha256(file) != first and len(reads) == 2
+
+
+def raw_ids(folder: Path, ids: list[int]) -> str:
+    np.save(folder / "raw.npy", np.array(ids, np.int32))
+    return str(folder / "raw.npy")
+
+
+def raw_records(folder: Path, ids: list[int]) -> str:
+    (folder / "raw.jsonl").write_text(json.dumps({"input_ids": ids}))
+    return str(folder / "raw.jsonl")
+
+
+@pytest.mark.parametrize("write", [raw_ids, raw_records])
+def test_raw_data_that_changed_between_two_starts_are_refused(tmp_path, write):
+    train(tmp_path / "run", "training.steps=1", data=write(tmp_path, list(range(60))))
+    data = write(tmp_path, [*range(58), 59, 58])
+    with pytest.raises(UserError, match="cannot be continued exactly: data.train is not what it was"):
+        train(tmp_path / "run", "training.steps=2", data=data)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from unmask.data import checksums
 from unmask.data.tokenizer import fingerprint, load_tokenizer, refuse_other
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
@@ -79,6 +80,7 @@ class Dataset:
         self.manifest = manifest
         self.folder = folder
         self.lengths = np.diff(offsets)
+        self._digest: str | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -100,6 +102,29 @@ class Dataset:
             return token, np.ones(len(token), bool)
         return token, self._supervised[begin:end].astype(bool)
 
+    def digest(self) -> str:
+        """A hash of all tokens and of where a loss may be taken.
+
+        Of a prepared dataset that of its manifest, whose checksums were compared when it was opened; files too large
+        for that add a sample of their bytes.
+        """
+        if self._digest is None:
+            self._digest = self._hash()
+        return self._digest
+
+    def _hash(self) -> str:
+        if self.manifest is not None and self.folder is not None:
+            total = hashlib.sha256(self.manifest.model_dump_json(include={"files"}).encode())
+            for name, file in self.manifest.files.items():
+                if file.bytes > checksums.WHOLE:
+                    total.update(checksums.sampled(self.folder / name).encode())
+            return total.hexdigest()
+        total = hashlib.sha256(self.lengths.tobytes())
+        for index in range(len(self)):
+            for part in self.document(index):
+                total.update(part.tobytes())
+        return total.hexdigest()
+
     def check_ids(self) -> None:
         """UserError, with file and document, for an id outside of the vocabulary; reads every token."""
         for first in range(0, self.tokens, CHUNK):
@@ -107,8 +132,8 @@ class Dataset:
 
     def check_rows(self, rows: int, tokenizer: Any, where: str) -> None:
         """UserError for an id without a row in an embedding of `rows`; reads every token where there may be one."""
-        known = vocabulary_of(tokenizer) if tokenizer is not None else self.manifest and self.manifest.vocabulary
-        if known is not None and known <= rows:
+        known = self.manifest.vocabulary if self.manifest is not None else rows + 1
+        if rows >= (known if tokenizer is None else vocabulary_of(tokenizer)):
             return
         for first in range(0, self.tokens, CHUNK):
             outside = self._token[first : first + CHUNK] >= rows
@@ -149,14 +174,15 @@ def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = Fals
     """Map a prepared dataset into memory, after checking that it is whole.
 
     tokenizer: a tokeniser or its path that the dataset must fit (it may have more tokens, such as a mask token).
-    verify: read everything and compare checksums, too. Raises UserError for anything missing, cut short or altered, and
-    for an id outside of the vocabulary: of a large dataset, unless verified, only when its document is read.
+    Raises UserError for anything missing, cut short or altered, and for an id outside of the vocabulary. verify: also
+    read files above `checksums.WHOLE` through; else a byte altered there is not noticed, and an id outside of the
+    vocabulary only when its document is read.
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
     _check_files(folder, manifest)
-    if verify:
-        _check_sums(folder, manifest, [name for name in manifest.files if name != TOKENS])
+    read = [name for name, file in manifest.files.items() if verify or file.bytes <= checksums.WHOLE]
+    _check_sums(folder, manifest, [name for name in read if name != TOKENS])
     try:
         offsets = np.load(folder / OFFSETS, allow_pickle=False)
     except (ValueError, EOFError):
@@ -174,8 +200,8 @@ def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = Fals
     dataset = Dataset(token, flags, offsets, copy, manifest, folder)
     if verify or token.nbytes <= SCANNED:
         dataset.check_ids()
-    if verify:  # of the tokens only now: an id outside of the vocabulary tells the document
-        _check_sums(folder, manifest, [TOKENS])
+    # Of the tokens only now: an id outside of the vocabulary tells the document.
+    _check_sums(folder, manifest, [name for name in read if name == TOKENS])
     return dataset
 
 
@@ -218,12 +244,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 def _check_sums(folder: Path, manifest: Manifest, names: list[str]) -> None:
     for name in names:
-        if sha256(folder / name) != manifest.files[name].sha256:
+        if checksums.sha256(folder / name) != manifest.files[name].sha256:
             raise UserError(
                 f"{folder / name}: altered since it was written (checksum differs); copy it again or prepare it again"
             )
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

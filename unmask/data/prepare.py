@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unmask.data import checksums
 from unmask.data import dataset as layout
 from unmask.data.arrow import chosen_split
 from unmask.data.chat import read_template, texts_of
@@ -237,6 +238,6 @@ def _appearing(target: Path) -> Iterator[Path]:
 def _files(folder: Path) -> dict[str, File]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        path.relative_to(folder).as_posix(): File(bytes=path.stat().st_size, sha256=layout.sha256(path))
+        path.relative_to(folder).as_posix(): File(bytes=path.stat().st_size, sha256=checksums.sha256(path))
         for path in paths
     }

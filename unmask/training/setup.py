@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -222,20 +221,8 @@ def _settings(model: Any) -> dict[str, Any]:
 
 def data_hash(packs: Mixture) -> str | list[Any]:
     """What the training data are: a hash, of several sources [hash, share of the packs] each."""
-    hashes = [dataset_hash(source.packs.dataset) for source in packs.sources]
+    hashes = [source.packs.dataset.digest() for source in packs.sources]
     return hashes[0] if len(hashes) == 1 else [list(pair) for pair in zip(hashes, packs.shares, strict=True)]
-
-
-def dataset_hash(dataset: Dataset) -> str:
-    """A hash of all tokens and of where a loss may be taken; a prepared dataset's manifest holds it already."""
-    if dataset.manifest is not None:
-        return hashlib.sha256(dataset.manifest.model_dump_json(include={"files"}).encode()).hexdigest()
-    total = hashlib.sha256(dataset.lengths.tobytes())
-    for index in range(len(dataset)):
-        token, supervised = dataset.document(index)
-        total.update(token.tobytes())
-        total.update(supervised.tobytes())
-    return total.hexdigest()
 
 
 def paths_of(data: Any) -> str | list[dict[str, Any]] | None:
