@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.data import Dataset, Packs, Sampler
@@ -22,19 +22,57 @@ def counting(lengths: list[int], supervised: bool = False) -> Dataset:
     return Dataset(token, (token % 3 > 0).astype(np.uint8) if supervised else None, offsets)
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), room=st.integers(1, 16))
-def test_every_token_once(lengths: list[int], room: int) -> None:
-    packs = Packs(counting(lengths, supervised=True), room)
-    documents = [document for pack in packs for document in pack]
-    tokens = np.concatenate([document.token for document in documents])
-    assert np.array_equal(np.sort(tokens), np.arange(sum(lengths)))
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    room=st.integers(1, 16),
+    bos=st.sampled_from([(), (7,), (7, 8)]),
+)
+def test_every_token_once(lengths: list[int], room: int, bos: tuple[int, ...]) -> None:
+    """But in parts that hold nothing to learn; and the beginning of a document that is cut, where it is the token."""
+    dataset = counting(lengths, supervised=True)
+    assert dataset._supervised is not None
+    starts = np.cumsum([0, *lengths[:-1]])
+    for start, length in zip(starts[::2], lengths[::2], strict=True):
+        dataset._token[start : start + length][: len(bos)] = bos[:length]
+        dataset._supervised[start : start + length][: len(bos)] = 0
+    plain, dataset.bos = dataset._token.copy(), bos
+    packs = Packs(dataset, room)
+    expected = []
+    for start, length in zip(starts.tolist(), lengths, strict=True):
+        token = plain[start : start + length].tolist()
+        flags = dataset._supervised[start : start + length].tolist()
+        lead = len(bos) if length > room > len(bos) and len(token) > len(bos) and tuple(token[: len(bos)]) == bos else 0
+        chunks = [(token[:room], flags[:room])]
+        for first in range(room, length, room - lead):
+            last = first + room - lead
+            chunks.append(([*bos[:lead], *token[first:last]], [0] * lead + flags[first:last]))
+        expected += [chunk for chunk in chunks if any(chunk[1])]
+        packs.silent -= len(chunks) - sum(any(chunk[1]) for chunk in chunks)
+    found = sorted((document for pack in packs for document in pack), key=lambda document: document.sample)
+    assert [(document.token.tolist(), document.supervised.tolist()) for document in found] == expected
+    assert packs.silent == 0 and packs.tokens == sum(map(len, found)) and packs.chunks == len(expected)
     assert all(sum(map(len, pack)) <= room for pack in packs)
-    assert sorted(document.sample for document in documents) == list(range(packs.chunks))
-    assert packs.chunks == sum(-(-length // room) for length in lengths)
-    assert packs.fill == sum(lengths) / (len(packs) * room)
-    for document in documents:
-        assert np.array_equal(document.token, np.arange(document.token[0], document.token[0] + len(document)))
-        assert np.array_equal(document.supervised, document.token % 3 > 0)
+    assert packs.fill == (packs.tokens / (len(packs) * room) if len(packs) else 0)
+
+
+def test_prompts_longer_than_a_pack_are_counted() -> None:
+    """Parts without a label teach nothing, and what is learnt after such a part lacks the beginning of its prompt."""
+    token, flags = np.arange(40, dtype=np.uint32), np.ones(40, np.uint8)
+    flags[:21] = 0  # a prompt of 21 tokens, an answer of 4
+    flags[25:27] = 0  # a prompt of 2, an answer of 3; then a text of 10
+    packs = Packs(Dataset(token, flags, np.array([0, 25, 30, 40])), 8)
+    assert (packs.silent, packs.severed, packs.chunks) == (2, 2, 5)
+    assert [document.token.tolist() for pack in packs for document in pack if 21 in document.token] == [
+        [*range(16, 24)]
+    ]
+    assert packs.notes("size", "long") == [
+        "2 parts of documents hold nothing to learn from and are left out",
+        "2 parts of documents longer than size=8 are learnt from without the beginning of their prompt; make packs "
+        "larger, or set long=drop",
+    ]
+    dropped = Packs(Dataset(token, flags, np.array([0, 25, 30, 40])), 8, "drop")
+    assert (dropped.silent, dropped.severed, dropped.dropped, dropped.chunks) == (0, 0, 2, 1)
 
 
 @given(lengths=st.lists(st.integers(1, 12), max_size=60))

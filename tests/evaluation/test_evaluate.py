@@ -152,7 +152,7 @@ def test_mistakes_name_their_set(run):
         evaluate_sets(run / "run", {"a": str(run / "first.jsonl"), "b": "missing"})
     prompts = [{"input_ids": [1, 2], "loss_mask": [0, 0]}]
     (run / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in prompts))
-    with pytest.raises(UserError, match="prompts.jsonl: evaluation: the data has no token to score"):
+    with pytest.raises(UserError, match="prompts.jsonl: holds no token to learn from"):
         evaluate_sets(run / "run", {"b": str(run / "prompts.jsonl")})
 
 

@@ -16,6 +16,7 @@ from tests.training.tiny import MODEL, config, documents, train
 from unmask.data import checksums, open_dataset, prepare
 from unmask.errors import UserError
 from unmask.training import setup
+from unmask.training.plan import plan
 
 
 def words(path: Path, ids: dict[str, int], **special: Any) -> str:
@@ -110,8 +111,7 @@ def raw_ids(folder: Path, ids: list[int]) -> str:
 
 
 def raw_records(folder: Path, ids: list[int]) -> str:
-    (folder / "raw.jsonl").write_text(json.dumps({"input_ids": ids}))
-    return str(folder / "raw.jsonl")
+    return raw(folder, [{"input_ids": ids}])
 
 
 @pytest.mark.parametrize("write", [raw_ids, raw_records])
@@ -120,3 +120,23 @@ def test_raw_data_that_changed_between_two_starts_are_refused(tmp_path, write):
     data = write(tmp_path, [*range(58), 59, 58])
     with pytest.raises(UserError, match="cannot be continued exactly: data.train is not what it was"):
         train(tmp_path / "run", "training.steps=2", data=data)
+
+
+def test_prompts_longer_than_a_pack_teach_nothing_and_are_told(tmp_path):
+    """Answers of 7 tokens after prompts of 300: of five parts one is learnt from, and its prompt begins elsewhere."""
+    records = [{"input_ids": [i % 60 for i in range(307)], "loss_mask": [0] * 300 + [1] * 7}] * 6 + documents(2)
+    tiny = config(tmp_path / "run", "data.pack_tokens=64", "training.steps=null", "training.batch_size=1")
+    tiny.data.train = raw(tmp_path, records)
+    facts = plan(tiny)
+    assert facts["parts_without_label"] == 24 and facts["cut_answers"] == 6 and "dropped_documents" not in facts
+    run = setup.prepare(tiny)
+    assert [note.partition(": ")[2][:44] for note in run.notes()] == [
+        "24 parts of documents hold nothing to learn ",
+        "6 parts of documents longer than data.pack_t",
+    ]
+    assert all(any(document.supervised.any() for document in pack) for pack in run.packs)
+
+
+def raw(folder: Path, records: list[Any]) -> str:
+    (folder / "raw.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return str(folder / "raw.jsonl")

@@ -100,8 +100,9 @@ def test_tokens_that_no_row_predicts_are_no_targets(tmp_path):
 
 
 def test_a_step_without_labels_is_fine(tmp_path):
-    data = [{"input_ids": list(range(60)) * 2, "loss_mask": [0] * 120}] * 3 + documents(1)
-    train(tmp_path, "training.batch_size=1", data=data)
+    """Of each document only the first token is to be learnt, which no row predicts."""
+    data = [{"input_ids": list(range(60)) * 2, "loss_mask": [1] + [0] * 119}] * 3 + documents(1)
+    train(tmp_path, "training.batch_size=1", data=data, objective={"name": "ar"})
     logged = [loss for _, loss in losses(tmp_path)]
     assert logged.count(0.0) == 3 and sum(loss > 1 for loss in logged) == 1
 

@@ -53,6 +53,8 @@ class Manifest(BaseModel):
     vocabulary: int
     #: Hash of the tokeniser's vocabulary; None for a dataset of ids alone.
     tokenizer_sha256: str | None
+    #: What documents of text begin with, unsupervised.
+    bos: list[int] = []
     #: Documents made from `messages`; by which chat template, and which of the assistant's turns are supervised.
     conversations: int = 0
     chat_template_sha256: str | None = None
@@ -80,6 +82,8 @@ class Dataset:
         self.manifest = manifest
         self.folder = folder
         self.lengths = np.diff(offsets)
+        #: What the documents of text begin with; see `unmask.data.beginnings`.
+        self.bos: tuple[int, ...] = () if manifest is None else tuple(manifest.bos)
         self._digest: str | None = None
 
     def __len__(self) -> int:
@@ -129,6 +133,30 @@ class Dataset:
         """UserError, with file and document, for an id outside of the vocabulary; reads every token."""
         for first in range(0, self.tokens, CHUNK):
             self._refuse_outside(self._token[first : first + CHUNK], first)
+
+    def begins(self, documents: np.ndarray) -> np.ndarray:
+        """Which of these documents (int [n]) begin with `bos` and go on; bool [n]."""
+        found = self.lengths[documents] > len(self.bos)
+        for place, index in enumerate(self.bos):
+            found[found] &= self._token[self._offsets[documents[found]] + place] == index
+        return found
+
+    def learnt(self, document: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Whether a loss may be taken on parts of documents, bool [n].
+
+        document, start: int [n], all parts of all documents, in order: each goes up to where the next one begins.
+        """
+        if self._supervised is None or not len(document):
+            return np.ones(len(document), bool)
+        return np.maximum.reduceat(self._supervised, self._offsets[document] + start).astype(bool)
+
+    def prompted(self) -> np.ndarray:
+        """Whether some token of a document, besides `bos`, is not supervised; bool [documents]."""
+        if self._supervised is None or not len(self):
+            return np.zeros(len(self), bool)
+        first = self._offsets[:-1] + np.where(self.begins(np.arange(len(self))), len(self.bos), 0)
+        ends = np.minimum.reduceat(self._supervised, np.stack([first, self._offsets[1:] - 1], 1).ravel())[::2]
+        return ~(ends.astype(bool) & self._supervised[self._offsets[1:] - 1].astype(bool))
 
     def check_rows(self, rows: int, tokenizer: Any, where: str) -> None:
         """UserError for an id without a row in an embedding of `rows`; reads every token where there may be one."""

@@ -19,6 +19,11 @@ from unmask.data.packing import Packs
 from unmask.errors import UserError
 from unmask.rows import Document
 
+NOTHING = (
+    "holds no token to learn from: every one is a prompt's, has loss_mask 0 or is the only one of its document; give "
+    "it responses or texts"
+)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -46,6 +51,8 @@ class Mixture:
             raise UserError(f"{name} has no weight, and others have: give every source one, or none")
         for source in sources:
             if not len(source.packs):
+                if source.packs.silent:
+                    raise UserError(f"{source.name}: {NOTHING}")
                 dropped = ", only such as are longer than a pack" if source.packs.dropped else ""
                 raise UserError(f"{source.name}: holds no document{dropped}")
         self.sources = list(sources)
@@ -70,12 +77,20 @@ class Mixture:
 
     @property
     def documents(self) -> int:
-        """Of all sources, each counted once; so too `tokens`, and `dropped`: documents longer than a pack."""
+        """Of all sources, each counted once; so too what `Packs` counts."""
         return sum(len(source.packs.dataset) for source in self.sources)
 
     @property
     def dropped(self) -> int:
         return sum(source.packs.dropped for source in self.sources)
+
+    @property
+    def silent(self) -> int:
+        return sum(source.packs.silent for source in self.sources)
+
+    @property
+    def severed(self) -> int:
+        return sum(source.packs.severed for source in self.sources)
 
     @property
     def tokens(self) -> int:

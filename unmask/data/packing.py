@@ -1,7 +1,7 @@
 """Packs: documents cut into chunks, chunks laid together so that every pack is as full as can be.
 
 Best-fit decreasing (Johnson 1973; for training, Ding et al. 2404.10830): chunks in falling order of length, each into
-the fullest pack that still has room. O(n log n), a function of the lengths alone; no token is lost or doubled.
+the fullest pack that still has room. O(n log n), a function of the lengths alone; no token to learn is lost or doubled.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ LongDocuments = Literal["cut", "refuse", "drop"]
 class Packs:
     """One pass over a dataset as packs of at most `pack_tokens` tokens; `packs[i]` is a list of Documents.
 
-    Documents longer than a pack are cut into chunks of its size, each a Document of its own; or they are left out and
-    counted (long_documents="drop"), or refused. len(): packs in a pass; `chunks`: Documents in a pass; `tokens`: of
-    the documents that are kept; `longest`: of the Documents, in tokens; `dropped`: documents that are not kept; `fill`:
-    tokens over room for tokens.
+    Documents longer than a pack are cut into chunks of its size, each a Document of its own, which begins as its
+    document does where that is with the dataset's `bos`; or they are left out and counted (long_documents="drop"), or
+    refused. Chunks without a supervised token, which teach nothing, are left out and counted. len(): packs in a pass;
+    `chunks`: Documents in a pass; `tokens`: of these; `longest`: of these, in tokens; `dropped`: documents that are not
+    kept; `silent`: chunks that are not kept; `severed`: chunks that are learnt from without the beginning of their
+    prompt; `fill`: tokens over room for tokens.
     """
 
     def __init__(
@@ -33,29 +35,51 @@ class Packs:
     ):
         if pack_tokens < 1:
             raise ValueError(f"pack_tokens={pack_tokens}: a pack holds at least one token")
-        self.dataset = dataset
+        self.dataset, self.name = dataset, name
         self.pack_tokens = pack_tokens
-        parts = -(-dataset.lengths // pack_tokens)
-        long = np.flatnonzero(parts > 1)
-        self.dropped = 0
+        long = np.flatnonzero(dataset.lengths > pack_tokens)
+        self.dropped = len(long) if long_documents == "drop" else 0
         if long_documents == "refuse" and len(long):
             more = f", and {len(long) - 1:,} more are longer than a pack" if len(long) > 1 else ""
             raise UserError(
                 f"{name}: document {long[0]} has {dataset.lengths[long[0]]:,} tokens{more}: a pack holds "
                 f"{pack_tokens:,}; raise data.pack_tokens, or set data.long_documents to cut or drop"
             )
-        if long_documents == "drop":
-            parts[long] = 0
-            self.dropped = len(long)
-        self._document = np.repeat(np.arange(len(dataset)), parts)
-        first = np.cumsum(parts) - parts
-        self._start = (np.arange(len(self._document)) - np.repeat(first, parts)) * pack_tokens
-        length = np.minimum(dataset.lengths[self._document] - self._start, pack_tokens)
+        self._lead = np.array(dataset.bos, np.int64)
+        lead = np.zeros(len(dataset), np.int64)
+        if len(self._lead) < pack_tokens:
+            lead[long] = np.where(dataset.begins(long), len(self._lead), 0)
+        parts = 1 + np.maximum(-(-(dataset.lengths - pack_tokens) // (pack_tokens - lead)), 0)
+        document = np.repeat(np.arange(len(dataset)), parts)
+        number = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
+        start = number * (pack_tokens - lead[document]) + np.where(number, lead[document], 0)
+        learnt, prompted = dataset.learnt(document, start), dataset.prompted()
+        kept = learnt & (dataset.lengths[document] <= pack_tokens) if self.dropped else learnt
+        self.silent = int((~learnt).sum()) if not self.dropped else int((~learnt & (parts[document] == 1)).sum())
+        self.severed = int((kept & (start > 0) & prompted[document]).sum())
+        self._document, self._start = document[kept], start[kept]
+        self._before = np.where(self._start, lead[self._document], 0)
+        length = np.minimum(dataset.lengths[self._document] - self._start + self._before, pack_tokens)
         pack = best_fit(length, pack_tokens)
         self.tokens = int(length.sum())
         self.longest = int(length.max(initial=0))
         self._order = np.argsort(pack, kind="stable")
         self._bounds = np.r_[0, np.cumsum(np.bincount(pack))] if len(pack) else np.zeros(1, np.int64)
+
+    def notes(self, size: str, long: str) -> list[str]:
+        """What was left out, and what is learnt without its prompt. size, long: what a user sets these by."""
+        size = f"{size}={self.pack_tokens}"
+        found = []
+        if self.dropped:
+            found.append(f"{self.dropped:,} of {len(self.dataset):,} documents are longer than {size} and left out")
+        if self.silent:
+            found.append(f"{self.silent:,} parts of documents hold nothing to learn from and are left out")
+        if self.severed:
+            found.append(
+                f"{self.severed:,} parts of documents longer than {size} are learnt from without the beginning of "
+                f"their prompt; make packs larger, or set {long}=drop"
+            )
+        return found
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -82,8 +106,11 @@ class Packs:
         return [self._chunk(int(chunk), epoch) for chunk in chosen]
 
     def _chunk(self, chunk: int, epoch: int) -> Document:
-        start = int(self._start[chunk])
-        token, supervised = self.dataset.document(int(self._document[chunk]), start, start + self.pack_tokens)
+        start, before = int(self._start[chunk]), int(self._before[chunk])
+        stop = start + self.pack_tokens - before
+        token, supervised = self.dataset.document(int(self._document[chunk]), start, stop)
+        if before:
+            token, supervised = np.r_[self._lead, token], np.r_[np.zeros(before, bool), supervised]
         return Document(token, supervised, epoch * self.chunks + chunk)
 
 

@@ -17,9 +17,9 @@ class Sampler:
     """
 
     def __init__(self, packs: Packs | Mixture, batch_size: int, seed: int):
+        self.mixture = packs if isinstance(packs, Mixture) else Mixture([Source(packs.name, packs)])
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: a batch holds at least one pack")
-        self.mixture = packs if isinstance(packs, Mixture) else Mixture([Source("the data", packs)])
         self.batch_size, self.seed = batch_size, seed
 
     @property

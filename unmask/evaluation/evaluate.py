@@ -143,7 +143,7 @@ def _packs(source: Any, opened: OpenModel, of: Scope) -> list[list[Document]]:
     where = str(source) if isinstance(source, str | Path) else "evaluate"
     dataset = dataset_from(source, opened.tokenizer)
     dataset.check_rows(opened.model.get_input_embeddings().weight.shape[0], opened.tokenizer, where)
-    available = Packs(dataset, of.pack_tokens)
+    available = Packs(dataset, of.pack_tokens, name=where)
     check_positions(opened.model, available.longest, where, "--pack-tokens (pack_tokens=...)")
     return Sampler(available, min(of.packs or len(available), len(available)), of.seed).batch(0)
 

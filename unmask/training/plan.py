@@ -43,7 +43,7 @@ def plan(config: Config) -> dict[str, Any]:
         "device": str(run.device),
         "documents": run.packs.documents,
         "tokens": run.packs.tokens,
-        **({"dropped_documents": run.packs.dropped} if run.packs.dropped else {}),
+        **left_out(run),
         "packs": len(run.packs),
         "fill": round(float(run.packs.fill), 4),
         "steps": run.steps,
@@ -62,6 +62,13 @@ def plan(config: Config) -> dict[str, Any]:
         **pipeline(run),
         **({**first, **ranks} if placed else {}),
     }
+
+
+def left_out(run: setup.Run) -> dict[str, Any]:
+    """Documents longer than a pack, parts without a label, and answers that are cut from their prompt; where any."""
+    packs = run.packs
+    counts = {"dropped_documents": packs.dropped, "parts_without_label": packs.silent, "cut_answers": packs.severed}
+    return {name: count for name, count in counts.items() if count}
 
 
 def pipeline(run: setup.Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.config import Config
+from unmask.data.mixing import NOTHING
 from unmask.errors import UserError
 from unmask.models import lora
 from unmask.objectives import Objective
@@ -161,10 +162,7 @@ def check_targets(objective: Objective, packs: Iterable[Sequence[Document]], whe
         supervised = [document for document in pack if document.supervised.any()]
         if supervised and (exact is None or len(exact.rows(supervised, 0).labelled)):
             return
-    raise UserError(
-        f"{where}: holds no token to learn from: every one is a prompt's, has loss_mask 0 or is the only one of its "
-        f"document; give it responses or texts"
-    )
+    raise UserError(f"{where}: {NOTHING}")
 
 
 def check_mask(objective: Objective, dataset: Dataset, where: str) -> None:

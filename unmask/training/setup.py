@@ -89,10 +89,9 @@ class Run:
                 f"models says which are)"
             )
         return unused + [
-            f"{source.name}: {source.packs.dropped:,} of {len(source.packs.dataset):,} documents are longer than "
-            f"data.pack_tokens={self.config.data.pack_tokens} and left out"
+            f"{source.name}: {note}"
             for source in self.packs.sources
-            if source.packs.dropped
+            for note in source.packs.notes("data.pack_tokens", "data.long_documents")
         ]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -301,7 +300,7 @@ def _validation(
         key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
         dataset, data = _dataset(source, loaded.tokenizer, key), config.data
         dataset.check_rows(loaded.model.get_input_embeddings().weight.shape[0], loaded.tokenizer, key)
-        packs = Packs(dataset, data.pack_tokens, data.long_documents, key)
+        packs = Packs(dataset, data.pack_tokens, data.long_documents, f"{key}={_name(source)}")
         count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
         found[name] = Sampler(packs, count, config.training.seed).batch(0)
         check_positions(loaded.model, packs.longest, f"{key}={_name(source)}", "data.pack_tokens")
