@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.sampling.reference import EOS, MASK, block_mask, logits, tiny
-from tests.sampling.words import word_tokenizer
+from tests.sampling.words import START, word_tokenizer
 from unmask import sample
 from unmask.cli import main
 from unmask.errors import UserError
@@ -196,6 +197,32 @@ def test_the_greedy_answer_is_written_one_token_at_a_time(opened):
     assert model._encode_pair("w1 w2", "w3") == ([1, 2], [3])  # "w2w3" is one unknown word
     pairs = [*zip(prompts, written, strict=True), (prompts[0], written[1]), (prompts[1], [])]
     assert model._greedy(pairs) == [True, True, False, True]
+
+
+@pytest.mark.parametrize("opened", ["block_diffusion"], indirect=True)
+def test_texts_begin_with_the_tokenizers_beginning_token(opened, monkeypatch):
+    """Once, an empty context is that token, and what is cut off a long context leaves it."""
+    from lm_eval.api.instance import Instance
+
+    from unmask.evaluation.harness import UnmaskLM
+
+    found, _ = opened
+    found.tokenizer.bos_token, found.tokenizer.add_bos_token = "<|start|>", True
+    model = UnmaskLM(found)
+    assert model.tok_encode("w1") == [START, 1] == model.tok_encode("<|start|> w1")
+    assert model._encode_pair("w1 w2", " w3") == ([START, 1, 2], [3])
+    assert model._encode_pair("w1 w2", "w3") == ([START, 1, 2], [3])
+    asked: list[Any] = []
+    monkeypatch.setattr(model, "_loglikelihood_tokens", lambda requests, **_: asked.extend(requests) or [])
+    model.loglikelihood([Instance("loglikelihood", {}, ("", "w3 w4"), 0, ("task", 0, 1))])
+    assert asked == [(("", "w3 w4"), [START], [3, 4])]
+    pairs: list[Any] = []
+    monkeypatch.setattr(model, "_log_likelihoods", lambda given: pairs.extend(given) or [0.0] * len(given))
+    model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("w3 w4",), 0, ("task", 0, 1))])
+    assert pairs == [([START], [3, 4])]
+    monkeypatch.setattr(type(model), "max_length", 6)
+    assert model._fitting([START, 1, 2, 3, 4], [5, 6]) == ([START, 2, 3, 4], [5, 6])
+    assert model._prompt("w1 w2 w3 w4", 3) == [START, 3, 4]
 
 
 @pytest.mark.parametrize("opened", ["block_diffusion"], indirect=True)

@@ -33,6 +33,7 @@ def spoken(opened, monkeypatch):
     found = opened._replace(tokenizer=Bytes())
     monkeypatch.setattr(module, "open_model", lambda path, device: found)
     monkeypatch.setattr("unmask.sampling.session.Encoder", Letters)
+    monkeypatch.setattr("unmask.sampling.session.beginning", lambda tokenizer: ())
     return found
 
 
@@ -40,7 +41,7 @@ class Letters:
     def __init__(self, tokenizer, eos):
         assert eos is False
 
-    def encode(self, texts):
+    def encode(self, texts, follows):
         import numpy as np
 
         return [np.array([2 + ord(letter) % 7 for letter in text]) for text in texts]

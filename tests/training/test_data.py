@@ -140,3 +140,25 @@ def test_prompts_longer_than_a_pack_teach_nothing_and_are_told(tmp_path):
 def raw(folder: Path, records: list[Any]) -> str:
     (folder / "raw.jsonl").write_text("\n".join(map(json.dumps, records)))
     return str(folder / "raw.jsonl")
+
+
+def test_beginning_tokens_are_as_the_tokenizer_or_the_config_says(tmp_path):
+    ids = {"<s>": 0, **{f"w{i}": i + 1 for i in range(20)}, "</s>": 30}
+    bare = words(tmp_path / "words", ids, bos_token="<s>", eos_token="</s>")
+    for bos, shown, token in (("auto", "none", [3, 30]), ("true", "<s>", [0, 3, 30]), ("false", "none", [3, 30])):
+        tiny = config(tmp_path / "run", f"data.tokenizer={bare}", f"data.bos={bos}")
+        run = setup.prepare(tiny, ["w2"] * 3)
+        assert run.packs.sources[0].packs.dataset.document(0)[0].tolist() == token
+        assert (shown == "none") == (run.tokenizer("w2")["input_ids"] == [3])
+        tiny.data.train = raw(tmp_path, [{"text": "w2"}] * 3)
+        assert plan(tiny)["bos"] == shown
+
+
+def test_data_that_begin_otherwise_than_prompts_are_told(tmp_path):
+    ids = {"<s>": 0, **{f"w{i}": i + 1 for i in range(20)}, "</s>": 30}
+    bare = words(tmp_path / "words", ids, bos_token="<s>", eos_token="</s>")
+    prepare(raw(tmp_path, [{"text": "w2"}] * 3), tmp_path / "data", bare)
+    assert setup.prepare(config(tmp_path / "run"), str(tmp_path / "data")).notes() == []
+    [note] = setup.prepare(config(tmp_path / "run", "data.bos=true"), str(tmp_path / "data")).notes()
+    assert "its documents do not begin as the tokeniser begins prompts (bos: <s>); prepare it again, or set" in note
+    assert note.endswith("set data.bos=false")

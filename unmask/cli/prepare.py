@@ -25,6 +25,9 @@ class Read:
     end_id: Annotated[int | None, typer.Option(help="The id that ends a document in an array of ids.")] = None
     supervise: Annotated[str, typer.Option(help="Learn from `all` turns of the assistant, or the `last`.")] = "all"
     chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = None
+    bos: Annotated[
+        bool | None, typer.Option("--bos/--no-bos", help="Begin each document so; by default as the tokeniser does.")
+    ] = None
     eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed records out and count them.")] = False
     workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0

@@ -79,6 +79,8 @@ class DataConfig(Section):
     validation: str | dict[str, str] | None = None
     #: Folder or file of the tokeniser; empty: the prepared dataset's, else the model's.
     tokenizer: str | None = None
+    #: Begin documents of text, and prompts, with the tokeniser's beginning token; `auto`: where it does so itself.
+    bos: bool | Literal["auto"] = "auto"
     #: Tokens in a pack.
     pack_tokens: int = Field(default=4096, ge=2)
     #: Documents longer than a pack are cut into chunks of its size; or refused; or left out of training, and counted.

@@ -51,6 +51,7 @@ def run(
         raise UserError("give --tokenizer (one that exists) or --train-tokenizer (a size), not both")
     options = {**read, "fields": dict(map(_field, read["field"] or []))}
     del options["field"]
+    options["bos"] = "auto" if options["bos"] is None else options["bos"]
     chosen = path if size is None else source_tokenizer(source, size, **options)
     start = time.perf_counter()
     manifest = prepare(source, output, chosen, force=force, report=report, **options)

@@ -106,6 +106,12 @@ class Dataset:
             return token, np.ones(len(token), bool)
         return token, self._supervised[begin:end].astype(bool)
 
+    @property
+    def texts(self) -> bool:
+        """Whether it was made with a tokeniser, and not from conversations alone."""
+        found = self.manifest
+        return found is not None and found.tokenizer_sha256 is not None and found.conversations < found.documents
+
     def digest(self) -> str:
         """A hash of all tokens and of where a loss may be taken.
 

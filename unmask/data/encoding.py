@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from unmask.data.beginnings import beginning, begun
 from unmask.data.chat import Chat, NoTemplate, chat_of
 from unmask.data.reading import Reading
 from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
@@ -58,14 +60,52 @@ class Encoder:
         self.end = tokenizer.eos_token_id if eos else None
         self.unclosed = eos and self.end is None
 
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, without special tokens around them.
+    def encode(self, texts: list[str], follows: Sequence[bool] = ()) -> list[np.ndarray]:
+        """Ids of each text, without special tokens around them. follows: which of them go on with a text.
 
         Special tokens written out in a text count as such, unless the mask token is among them: only noise may place
         that one, so such a text (this package's own source, say) is read as plain characters throughout.
         """
-        if not texts:
-            return []
+        joint, ids = next(iter(self._joints)) if any(follows) else ("", [])
+        marked = [joint + text if joint and follows[number] else text for number, text in enumerate(texts)]
+        coded: list[np.ndarray] = []
+        for group in _groups([len(text) for text in marked]):
+            coded += self._encode(marked[group])
+        for number in np.flatnonzero(follows) if joint else ():
+            part = coded[number]
+            coded[number] = part[len(ids) :] if begun(part, ids) else self._following(texts[number])
+        return coded
+
+    def _following(self, text: str) -> np.ndarray:
+        """The ids of a text that goes on with another, and whose beginning may join what is put in front of it."""
+        for joint, ids in self._joints:
+            coded = self._encode([joint + text])[0]
+            if begun(coded, ids):
+                return coded[len(ids) :]
+        return self._encode([text])[0]
+
+    @cached_property
+    def _joints(self) -> list[tuple[str, list[int]]]:
+        """Characters to put in front of a text that goes on, with their ids, which are taken off again.
+
+        Many a tokeniser puts a space before a text, and so before such a character instead. ("", []) where a text has
+        the same ids after another as by itself.
+        """
+        nothing: list[tuple[str, list[int]]] = [("", [])]
+        try:
+            one, both, near, far = (ids.tolist() for ids in self._encode(["a", "a b", "b", " b"]))
+            joints = []
+            for joint in ("\n", ".", "a"):
+                ids, close, apart = (ids.tolist() for ids in self._encode([joint, f"{joint}b", f"{joint} b"]))
+                own, tail = close[len(ids) :], apart[len(ids) :]
+                fits = ids and own and begun(close, ids) and begun(apart, ids) and begun(both, one)
+                if fits and tail == both[len(one) :] and (own, tail) != (near, far):
+                    joints.append((joint, ids))
+        except Exception:  # a vocabulary without these letters, and without a token for what is unknown
+            return nothing
+        return joints or nothing
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
         if self._slow is not None:
             slow = self._slow(texts, add_special_tokens=False, verbose=False)["input_ids"]
             return [np.asarray(ids, np.int64) for ids in slow]
@@ -135,6 +175,8 @@ class Coder:
 
     def __init__(self, tokenizer: Any, reading: Reading):
         self.encoder = Encoder(tokenizer, reading.eos)
+        #: What documents of text begin with.
+        self.begin = beginning(tokenizer)
         self.chat: Chat | None = chat_of(tokenizer, reading.supervise)
         self._reading = reading
 
@@ -173,12 +215,22 @@ class Coder:
             kind = "conversation" if isinstance(piece.supervised, Spans) else kind
             if bad is None and kind == "text" and self.encoder.unclosed:
                 bad = Bad(piece.where, UNCLOSED, setting=True)
+            if kind == "text" and not piece.follows and self.begin and not isinstance(ids, Bad):
+                self._begin(parts)
             if piece.last and end is not None and kind == "text":
                 parts.append((np.array([end]), True))
             if piece.last or number + 1 == len(pieces):
                 kept = [] if bad else parts
                 yield Fragment(sum(len(ids) for ids, _ in kept), piece.last, bad, kind), kept
                 parts, bad = [], None
+
+    def _begin(self, parts: list[tuple[np.ndarray, Any]]) -> None:
+        """Put in front of a document what it begins with, unless its text says it; either way it is not learnt."""
+        (ids, flags), size = parts[0], len(self.begin)
+        if begun(ids, self.begin):
+            parts[:1] = [(ids[:size], False), (ids[size:], flags)]
+        else:
+            parts.insert(0, (np.array(self.begin), False))
 
     def _coded(self, pieces: list[Piece | Bad]) -> dict[int, tuple[Any, Any]]:
         """By number: the ids of each piece (or the Bad that they are), and which of them are supervised."""
@@ -191,7 +243,9 @@ class Coder:
             if number not in chats and number not in texts
         }
         try:
-            coded = self.encoder.encode([str(piece.content) for piece in texts.values()])
+            coded = self.encoder.encode(
+                [str(piece.content) for piece in texts.values()], [piece.follows for piece in texts.values()]
+            )
             found |= {number: (ids, texts[number].supervised) for number, ids in zip(texts, coded, strict=True)}
         except UserError as error:  # told when it is this document's turn: an earlier one may be bad
             found |= {number: (Bad(piece.where, str(error), setting=True), True) for number, piece in texts.items()}
@@ -215,6 +269,16 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[slice]:
+    """Neighbours that have CHARACTERS together, or few more: what is encoded at once bounds the memory."""
+    first = total = 0
+    for number, size in enumerate(sizes):
+        total += size
+        if total >= CHARACTERS or number + 1 == len(sizes):
+            yield slice(first, number + 1)
+            first, total = number + 1, 0
 
 
 def _is_text(piece: Piece) -> bool:

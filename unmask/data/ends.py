@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unmask.data.beginnings import beginning, begun
 from unmask.rows import Document
 
 #: Tokens at the end of an answer among which its end token is looked for: templates write a line break after it.
@@ -18,6 +19,12 @@ def answers(document: Document) -> list[np.ndarray]:
     edges = np.flatnonzero(np.diff(document.supervised.astype(np.int8), prepend=1, append=0))
     starts = [edge for edge in edges if edge < len(document) and document.supervised[edge]]
     return [document.token[start : edges[np.searchsorted(edges, start) + 1]] for start in starts]
+
+
+def _without(begin: tuple[int, ...], document: Document) -> Document:
+    """A document after what it begins with, which is no prompt."""
+    first = len(begin) if begun(document.token, begin) else 0
+    return Document(document.token[first:], document.supervised[first:], document.sample)
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
@@ -32,10 +39,10 @@ def end_policy(documents: Iterable[Document], tokenizer: Any) -> str | None:
     An end token is one of `special_tokens` among the last three of an answer; 'last': that of each
     document's last answer, and no other. None where nothing is an answer, that is, learnt after what is not.
     """
-    special = special_tokens(tokenizer)
+    special, begin = special_tokens(tokenizer), beginning(tokenizer)
     found, last, names = [], [], set()
     for document in documents:
-        stretches = answers(document)
+        stretches = answers(_without(begin, document))
         for number, answer in enumerate(stretches):
             ends = [token for token in answer[-TAIL:].tolist() if token in special]
             names |= set(tokenizer.convert_ids_to_tokens(ends[-1:]))

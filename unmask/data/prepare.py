@@ -17,6 +17,7 @@ import numpy as np
 from unmask.data import checksums
 from unmask.data import dataset as layout
 from unmask.data.arrow import chosen_split
+from unmask.data.beginnings import begin_with
 from unmask.data.chat import read_template, texts_of
 from unmask.data.dataset import Dataset, File, Manifest, open_dataset
 from unmask.data.encoding import Coder, batches
@@ -82,6 +83,7 @@ def prepare(
             documents=len(storage.offsets) - 1,
             tokens=storage.offsets[-1],
             supervised=storage.supervised,
+            bos=list(coder.begin),
             conversations=tally.conversations,
             vocabulary=encoder.vocabulary or storage.largest + 1,
             tokenizer_sha256=None if tokenizer is None else fingerprint(tokenizer),
@@ -140,7 +142,9 @@ def dataset_from(source: Any, tokenizer: Any = None, **options: Any) -> Dataset:
         tally = store(coded, storage, refuse)
     _refuse_result(storage, tally, reading, where)
     supervised = np.frombuffer(flags.getvalue(), np.uint8) if storage.supervised < storage.offsets[-1] else None
-    return Dataset(np.frombuffer(tokens.getvalue(), dtype), supervised, np.array(storage.offsets, np.int64))
+    dataset = Dataset(np.frombuffer(tokens.getvalue(), dtype), supervised, np.array(storage.offsets, np.int64))
+    dataset.bos = coder.begin
+    return dataset
 
 
 def _records_in(source: Any, split: str | None) -> Iterable[Any]:
@@ -168,6 +172,7 @@ def _loaded(tokenizer: Any, reading: Reading) -> Any:
     """A tokeniser, with the chat template that the reading names."""
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
+    tokenizer = begin_with(tokenizer, reading.bos, "bos")
     if reading.chat_template is None:
         return tokenizer
     template = read_template(reading.chat_template)
@@ -186,6 +191,8 @@ def _refuse_result(storage: Storage, tally: Tally, reading: Reading, where: str)
         for name, given in (("supervise", reading.supervise != "all"), ("chat_template", reading.chat_template)):
             if given:
                 raise UserError(f"{where}: {name}={getattr(reading, name)} has no effect: no record has messages")
+    if reading.bos != "auto" and not tally.texts:
+        raise UserError(f"{where}: bos={reading.bos} has no effect: no document is made from text, which alone has it")
     if not reading.eos and not tally.texts:
         raise UserError(f"{where}: eos=False has no effect: no document is made from text, which alone it closes")
 

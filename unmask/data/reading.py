@@ -20,6 +20,8 @@ FIELDS = tuple(field for fields in KINDS.values() for field in fields)
 
 
 class Reading(Section):
+    #: Begin documents of text with the tokeniser's beginning token; `auto`: where it does so itself.
+    bos: bool | Literal["auto"] = "auto"
     #: Close documents made from text with the tokeniser's end token; a chat template closes its own.
     eos: bool = True
     #: Leave bad records out and count them.

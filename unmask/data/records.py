@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -60,6 +60,8 @@ class Piece:
     last: bool
     #: Bytes of all sources read up to here.
     read: int = 0
+    #: Whether it goes on with a document, rather than beginning one.
+    follows: bool = False
 
     @property
     def size(self) -> int:
@@ -121,8 +123,9 @@ def _taken_apart(data: Mapping[str, Any], record: Record, reading: Reading, temp
         return [Piece(_characters(rendered, reading.name("messages"), where), spans, where, True, read)]
     if given("prompt", "response"):
         prompt, response = text("prompt", empty=True), text("response")
-        context: list[Piece | Bad] = [Piece(part, False, where, False, read) for part in split([prompt])]
-        return [*context, *joined(split([response]), True, where, read)]
+        context = [Piece(part, False, where, False, read) for part in split([prompt])]
+        parts = [*context, *joined(split([response]), True, where, read)]
+        return [replace(part, follows=number > 0) for number, part in enumerate(parts)]
     if given("text"):
         return list(joined(split([text("text")]), True, where, read))
     has = ", ".join(sorted(str(key) for key, value in data.items() if value is not None)) or "nothing"
@@ -184,18 +187,20 @@ def _kind(value: Any) -> str:
 def joined(texts: Iterable[str], supervised: bool, where: str, read: int) -> Iterator[Piece]:
     """The pieces of one document, the last of them marked."""
     held: str | None = None
+    follows = False
     for text in texts:
         if held is not None:
-            yield Piece(held, supervised, where, False, read)
+            yield Piece(held, supervised, where, False, read, follows)
+            follows = True
         held = text
     if held is not None:
-        yield Piece(held, supervised, where, True, read)
+        yield Piece(held, supervised, where, True, read, follows)
 
 
 def split(chunks: Iterable[str]) -> Iterator[str]:
-    """Cut a text into pieces of at most PIECE characters, before the space between two words.
+    """Cut a text into pieces of at most PIECE characters, before the space between two words, where there are any.
 
-    Tokenisers part words there, so the pieces give the tokens that the whole would.
+    Tokenisers part words there, so the pieces give the tokens that the whole would, each encoded as one that `follows`.
     """
     held = ""
     for chunk in chunks:

@@ -129,6 +129,7 @@ SETTINGS = {
     "dtype": ("bin", "raw .bin files"),
     "end_id": ("bin npy megatron", "arrays of token ids"),
     "fields": ("jsonl parquet datasets records", "JSONL, Parquet and `datasets`"),
+    "bos": ("text jsonl parquet datasets records", "documents made from text"),
     "eos": ("text jsonl parquet datasets records", "documents made from text"),
 }
 

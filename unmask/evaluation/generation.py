@@ -69,7 +69,7 @@ def generate(
         if not opened.tokenizer.chat_template:
             raise UserError(f"{checkpoint}: its tokeniser has no chat template for messages; write prompts as text")
         end_answers(session, Conversation(opened.tokenizer))
-    rendered = [_rendered(one, opened.tokenizer) for one in questions]
+    rendered: list[Any] = [_rendered(one, opened.tokenizer) for one in questions]
     works = session.works(rendered, [None] * len(rendered), [one.where for one in questions])
     found: list[tuple[Question, Sample, bool]] = []
     for batch in session.batches(works):
@@ -82,10 +82,10 @@ def generate(
     return _facts(found, len(questions))
 
 
-def _rendered(question: Question, tokenizer: Any) -> list[int]:
-    """The prompt's token ids, up to where the answer begins."""
+def _rendered(question: Question, tokenizer: Any) -> str | list[int]:
+    """The prompt, a text or, of messages, token ids, up to where the answer begins."""
     if isinstance(question.prompt, str):
-        return encoded(tokenizer, question.prompt)
+        return question.prompt
     from jinja2 import TemplateError
 
     try:

@@ -15,12 +15,13 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from unmask.data.beginnings import beginning, begun
+from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.evaluation.likelihood import log_likelihoods
 from unmask.models import RowModel
 from unmask.models.checkpoints import OpenModel, open_model
 from unmask.sampling.api import result
-from unmask.sampling.chat import encoded
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
 
@@ -55,6 +56,7 @@ class UnmaskLM(TemplateLM):
             where = f"{pretrained}: " if isinstance(pretrained, str) else "the model "
             raise UserError(f"{where}has no tokeniser, and tasks are texts")
         self.tokenizer = self.opened.tokenizer
+        self.begin, self._encoder = beginning(self.tokenizer), Encoder(self.tokenizer, eos=False)
         self.draws, self.seed = draws, seed
         self.given = options | ({} if batch_size is None else {"batch_size": batch_size})
         self.ranked: frozenset[str] = frozenset()
@@ -63,11 +65,16 @@ class UnmaskLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What stands before a text without a context."""
+        """What stands before a text without a context, where texts do not begin with a token."""
         end = self.tokenizer.bos_token_id if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
         if end is None:
             raise UserError("the tokeniser has neither an end nor a beginning token to stand before an empty context")
         return end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without a context: the beginning token, where texts have one."""
+        return self.begin[-1] if self.begin else self.eot_token_id
 
     @property
     def max_length(self) -> int | None:
@@ -79,13 +86,14 @@ class UnmaskLM(TemplateLM):
         return self.tokenizer.name_or_path.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """As training data is read: no token is put before or after a text."""
-        return encoded(self.tokenizer, string)
+        """As training data is read: with the tokeniser's beginning token, unless the text has it already."""
+        token = self._encoder.encode([string])[0].tolist() if string else []
+        return token if add_special_tokens is False or begun(token, self.begin) else [*self.begin, *token]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """As lm-eval splits them; a continuation that its context's last token swallows is encoded by itself."""
         before, after = super()._encode_pair(context, continuation)
-        return before, after or self.tok_encode(continuation)
+        return before, after or self.tok_encode(continuation, add_special_tokens=False)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(
@@ -117,7 +125,7 @@ class UnmaskLM(TemplateLM):
         """Whole texts, in windows of the model's positions, each token scored once."""
         found = []
         for (text,) in [request.args for request in requests]:
-            token = self.tok_encode(text)
+            token = self.tok_encode(text, add_special_tokens=False)
             length = self.max_length or len(token) + 1
             windows = map(make_disjoint_window, get_rolling_token_windows(token, self.prefix_token_id, length - 1, 1))
             found.append(sum(self._log_likelihoods(list(windows))))
@@ -141,7 +149,7 @@ class UnmaskLM(TemplateLM):
                 f"a task asks for the likelihood of {len(continuation):,} tokens after a context, which do not fit the "
                 f"model's {self.max_length:,} positions; leave the task out"
             )
-        return context[-room:], continuation
+        return self._end_of(context, room), continuation
 
     def _greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
         """Whether the model itself would write the continuation: one token at a time, the most confident first."""
@@ -166,7 +174,7 @@ class UnmaskLM(TemplateLM):
             wanted = dict(normalize_gen_kwargs(requests[places[0]].args[1], LENGTH))
             stops, session = [stop for stop in wanted.pop("until") if stop], self._asked(wanted)
             # A stop that is one token ends the sampling; any other stop cuts what was sampled.
-            session.end_with([token[0] for token in map(self.tok_encode, stops) if len(token) == 1])
+            session.end_with([int(token[0]) for token in self._encoder.encode(stops) if len(token) == 1])
             prompts = [self._prompt(requests[place].args[0], session.options.length) for place in places]
             for place, answer in zip(places, _answers(session, prompts), strict=True):
                 texts[place] = _cut(answer.text, stops)
@@ -203,7 +211,12 @@ class UnmaskLM(TemplateLM):
                 f"an answer of {length:,} tokens does not fit the model's {self.max_length:,} positions; "
                 f"set a smaller length=..."
             )
-        return token[-room:]
+        return self._end_of(token, room)
+
+    def _end_of(self, token: list[int], room: int) -> list[int]:
+        """The last `room` tokens of a context, what it begins with among them."""
+        kept = len(self.begin) if len(token) > room > len(self.begin) and begun(token, self.begin) else 0
+        return [*token[:kept], *token[len(token) - min(room, len(token)) + kept :]]
 
 
 def _answers(session: Session, prompts: Sequence[list[int]]) -> list[Any]:

@@ -11,13 +11,14 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from unmask.data.beginnings import beginning, begun
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.models import families
@@ -137,7 +138,7 @@ class Session:
             fill = prompt
         else:
             fill = Fill((prompt, "" if suffix is None else suffix), (self.options.length,))
-        parts = [self._ids(part) for part in fill.parts]
+        parts = [self._ids(part, follows=number > 0) for number, part in enumerate(fill.parts)]
         if suffix is None and not isinstance(prompt, Fill):
             canvas = continuation(parts[0], self.options.length, filler, ends=self.ends)
             if self.method == "canvas":
@@ -167,19 +168,31 @@ class Session:
                 f"their sizes"
             )
 
-    def _ids(self, text: str | Sequence[int]) -> list[int]:
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Texts as training data are read: one that spells the mask token is plain characters."""
+        return Encoder(self.tokenizer, eos=False)
+
+    @cached_property
+    def begin(self) -> tuple[int, ...]:
+        """What texts begin with."""
+        return beginning(self.tokenizer)
+
+    def _ids(self, text: str | Sequence[int], follows: bool = False) -> list[int]:
+        """follows: it does not begin a text, but goes on with one."""
         if not isinstance(text, str):
             try:
                 token = [operator.index(one) for one in text]
             except TypeError:
                 raise UserError(f"sample: a prompt or suffix is text or a list of token ids, not {text!r}") from None
-        elif not text:
-            return []
         elif self.tokenizer is None:
-            raise UserError("sample: this model has no tokeniser, so that a prompt or suffix must be token ids")
+            if text:
+                raise UserError("sample: this model has no tokeniser, so that a prompt or suffix must be token ids")
+            return []
         else:
-            # As training data is read: a text that spells the mask token is plain characters.
-            token = Encoder(self.tokenizer, eos=False).encode([text])[0].tolist()
+            token = self.encoder.encode([text], [follows])[0].tolist() if text else []
+            if not follows and not begun(token, self.begin):
+                token = [*self.begin, *token]
         rows = self.model.get_input_embeddings().weight.shape[0]
         for given in token:
             if not 0 <= given < rows or given == self.mask:

@@ -8,6 +8,7 @@ import numpy as np
 
 from unmask.config import Config
 from unmask.data import end_policy
+from unmask.data.beginnings import shown
 from unmask.errors import UserError
 from unmask.parallel.apply import layers_of
 from unmask.parallel.block import Placed, place
@@ -49,6 +50,7 @@ def plan(config: Config) -> dict[str, Any]:
         "steps": run.steps,
         "epochs": round(run.steps / run.sampler.steps_per_epoch, 4),
         **sources(run),
+        **({"bos": shown(run.tokenizer)} if run.tokenizer is not None else {}),
         **ends(run, batch),
         "tokens_per_step": sum(len(document) for pack in batch for document in pack),
         "micro_batches_per_step": len(micro),

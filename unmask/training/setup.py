@@ -14,6 +14,7 @@ from unmask import tracking
 from unmask.attention.plan import choose_backend
 from unmask.config import Config, DataConfig, SourceConfig
 from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
+from unmask.data.beginnings import begin_with, beginning, shown
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
@@ -88,6 +89,13 @@ class Run:
                 f"model.name={whole}: loaded whole by every process before it keeps its part (the documentation of "
                 f"models says which are)"
             )
+        begin = beginning(self.tokenizer)
+        unused += [
+            f"{source.name}: its documents do not begin as the tokeniser begins prompts (bos: "
+            f"{shown(self.tokenizer)}); prepare it again, or set data.bos={str(not begin).lower()}"
+            for source in self.packs.sources
+            if source.packs.dataset.texts and source.packs.dataset.bos != begin
+        ]
         return unused + [
             f"{source.name}: {note}"
             for source in self.packs.sources
@@ -144,6 +152,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         raise UserError("objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
     sources = _sources(train)
     tokenizer = _tokenizer(config, [source for _, source, _ in sources])
+    tokenizer = begin_with(tokenizer, config.data.bos if tokenizer is not None else "auto", "data.bos")
     packs = _mixture(config, sources, tokenizer)
     deferred = Deferred()
     loaded = load(
@@ -154,6 +163,8 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         vocab_size=None if tokenizer is None else vocabulary_of(tokenizer),
         deferred=deferred if divides(config) else None,
     )
+    if tokenizer is None:
+        loaded = loaded._replace(tokenizer=begin_with(loaded.tokenizer, config.data.bos, "data.bos"))
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     for source in packs.sources:
         source.packs.dataset.check_rows(rows, loaded.tokenizer, source.name)
