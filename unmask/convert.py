@@ -21,8 +21,9 @@ from unmask.export.api import filled
 from unmask.export.hf import write
 from unmask.hf import read_config, vocabulary_of
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel, objective_of
+from unmask.models.checkpoints import OpenModel
 from unmask.models.load import own_tokenizer
+from unmask.models.trained import objective_of
 from unmask.objectives import build
 from unmask.registry import nearest
 

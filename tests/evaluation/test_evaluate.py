@@ -139,7 +139,7 @@ def test_bits_are_over_the_bytes_of_what_each_likelihood_scores(monkeypatch):
     texts = ["w1 w2 w3 w4", "w5 w6 w7"]
 
     opened = OpenModel(model, word_tokenizer(), MASK, objective("mdlm"))
-    monkeypatch.setattr(import_module("unmask.evaluation.evaluate"), "open_model", lambda path, device: opened)
+    monkeypatch.setattr(import_module("unmask.evaluation.evaluate"), "open_model", lambda path, **options: opened)
     found = evaluate("run", [{"text": text} for text in texts], ar=True)
     bits = {"bound": math.log2(VOCABULARY - 1), "ar": math.log2(VOCABULARY)}
     # The end token has no text; a word is two bytes, and a space is one.

@@ -26,7 +26,7 @@ def opened(monkeypatch):
     model, _ = tiny(seed=4)
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, word_tokenizer(), MASK, objective)
-    monkeypatch.setattr(alone, "open_model", lambda path, device: found)
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
     return found
 
 
@@ -113,7 +113,7 @@ def test_an_empty_prompt_is_told_with_its_line(opened, written, monkeypatch):
     shifted = build("fast_dllm_v2", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     path = written({"prompt": "w1"}, {"prompt": ""})
     assert generate("run", path, OPTIONS)["records"] == 2  # a model of blocks alone begins with nothing
-    monkeypatch.setattr(alone, "open_model", lambda path, device: opened._replace(objective=shifted))
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: opened._replace(objective=shifted))
     with pytest.raises(UserError, match="held-out.jsonl:2: sample: the prompt is empty"):
         generate("run", path, OPTIONS)
     with pytest.raises(UserError, match="preset=llada .method=full. does not fit this model"):

@@ -138,7 +138,7 @@ def opened(request, monkeypatch):
     model, twin = tiny(seed=6)
     options = {} if request.param == "ar" else {"block_size": 4}
     found = OpenModel(model, word_tokenizer(), MASK, bound_to(request.param, **options))
-    monkeypatch.setattr(alone, "open_model", lambda path, device: found)
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
     return found, twin
 
 
@@ -273,10 +273,10 @@ def test_what_cannot_be_asked_is_refused(folder, monkeypatch):
     path = folder(["w1", "w1", "w1"])
     model, _ = tiny()
     found = OpenModel(model, word_tokenizer(), MASK, bound_to("ar"))
-    monkeypatch.setattr(alone, "open_model", lambda path, device: found._replace(tokenizer=None))
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: found._replace(tokenizer=None))
     with pytest.raises(UserError, match="^runs/a: has no tokeniser, and tasks are texts$"):
         evaluate_tasks("runs/a", Asked(["say"], include_path=path))
-    monkeypatch.setattr(alone, "open_model", lambda path, device: found)
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
     with pytest.raises(UserError, match="--draws 4 has no effect: an autoregressive model's likelihood is exact"):
         evaluate_tasks("run", Asked(["say"], include_path=path, draws=4))
     (path / "odd.yaml").write_text((path / "write.yaml").read_text().replace("task: write", "task: odd")

@@ -9,17 +9,19 @@ from safetensors.torch import save_file
 
 from tests.models import published
 from tests.models.published import PUBLISHED
-from tests.training.tiny import documents
+from tests.training.tiny import MODEL, documents
 from unmask import Trainer
 from unmask.config import Config, ModelConfig
 from unmask.data import train_tokenizer
 from unmask.errors import UserError
+from unmask.evaluation.command import run
+from unmask.evaluation.evaluate import evaluate
 from unmask.export import export
 from unmask.models import load
 from unmask.models.checkpoints import open_model
 from unmask.models.families import families
 from unmask.models.families import folder as folders
-from unmask.sampling import sample
+from unmask.sampling import command, sample
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
 
@@ -62,12 +64,13 @@ def logits(model):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_logits_are_those_of_the_published_formula(name, tmp_path):
     made = PUBLISHED[name]()
-    loaded = load(ModelConfig(name=str(write(tmp_path, made, shards=3))))
+    mask = None if made.config.get("mask_token_id") is not None else 39
+    loaded = load(ModelConfig(name=str(write(tmp_path, made, shards=3)), mask_token_id=mask))
     ours, wanted = logits(loaded.model), made.logits(IDS)
     assert (ours[:, : published.VOCABULARY] - wanted).abs().max() < 1e-5
     assert wanted.std() > 0.1
-    # Where neither config.json nor the tokeniser names one, and the published one does not fit, the embedding grows.
-    assert loaded.mask_token_id == (made.config.get("mask_token_id") or published.VOCABULARY)
+    assert loaded.mask_token_id == (made.config.get("mask_token_id") or 39)
+    assert len(loaded.model.get_input_embeddings().weight) == published.VOCABULARY
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -113,7 +116,8 @@ def test_dtypes_are_kept_tensor_by_tensor(make, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_folder_opens_as_what_it_was_trained_for(name, kind, size, shift, tmp_path):
     made = PUBLISHED[name]()
-    opened = open_model(write(tmp_path, made))
+    mask = None if made.config.get("mask_token_id") is not None else 39
+    opened = open_model(write(tmp_path, made), mask_token_id=mask)
     decoding = opened.objective.decoding
     assert (decoding.kind, decoding.block_size, decoding.shift) == (kind, size, shift)
     found = sample(opened.model, None, [3, 4, 5], decoding=decoding, length=8)
@@ -157,6 +161,93 @@ def test_a_run_goes_back_to_the_layout_it_came_from(name, objective, tmp_path):
     stock = export(summary.checkpoint, tmp_path / "stock", format="hf")
     assert torch.equal(logits(open_model(stock).model), logits(again.model))
     assert "origin" not in json.loads((stock / "config.json").read_text())
+
+
+@pytest.mark.parametrize("change", [{"mask_token_id": None}, {"mask_token_id": 40}, {"mask_token_id": 126336}])
+def test_a_mask_token_that_is_not_known_or_does_not_fit_is_refused(change, tmp_path):
+    """Training, sampling, evaluation and export: a diffusion model never gets a new, untrained mask token."""
+    made = published.llada(embedding_size=40, **change)
+    folder = write(tmp_path / "there", made)
+    known = change["mask_token_id"]
+    wanted = "does not fit the model's 40 embeddings" if known else "LLaDA 8B, LLaDA 1.5 was trained with a mask token"
+    tree = {"model": {"name": str(folder)}, "checkpoint": {"path": str(tmp_path / "run")}}
+    data = [{"input_ids": [4, 5, 6, 7]}] * 3
+    for refused in (
+        lambda: open_model(folder),
+        lambda: export(folder, tmp_path / "back"),
+        lambda: evaluate(folder, data),
+        lambda: Trainer(config=Config.parse(tree)).train(data),
+    ):
+        with pytest.raises(UserError, match=wanted) as caught:
+            refused()
+        assert str(folder) in str(caught.value)
+    with pytest.raises(UserError, match="mask token id 40 does not fit"):
+        open_model(folder, mask_token_id=40)
+    opened = open_model(folder, mask_token_id=39)
+    assert opened.mask_token_id == opened.objective.mask_token_id == 39
+    assert opened.model.get_input_embeddings().weight.shape[0] == 40
+    assert opened.notes == ((f"{folder / 'config.json'}: mask token 39, as asked; it says {known}",) if known else ())
+    assert evaluate(folder, data, mask_token_id=39).bound.tokens == 12
+    back = export(folder, tmp_path / "back", mask_token_id=39)
+    assert json.loads((back / "config.json").read_text())["mask_token_id"] == 39
+    assert all(torch.equal(tensor, made.tensors[key]) for key, tensor in read(back).items())
+
+
+def test_an_export_without_its_mask_token_is_refused(tmp_path):
+    model = load(ModelConfig(config=MODEL, mask_token_id=63)).model
+    model.config.unmask = {"name": "mdlm", "options": {}, "decoding": {"kind": "full"}}
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["mask_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="Qwen3ForCausalLM was trained with a mask token"):
+        load(ModelConfig(name=str(tmp_path)))
+    settings["unmask"] |= {"name": "ar", "decoding": {"kind": "causal"}}  # has none yet, and gets one
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert load(ModelConfig(name=str(tmp_path))).mask_token_id == 64
+
+
+def test_a_model_that_may_have_been_trained_in_blocks_can_be_told_to_be(tmp_path, capsys):
+    made = PUBLISHED["A2D Qwen3"]()
+    made.config["mask_token_id"] = 39
+    folder = write(tmp_path / "a2d", made)
+    assert "does not tell, and where the model was trained by block_diffusion" in open_model(folder).notes[0]
+    told = open_model(folder, objective="block_diffusion,block_size=4")
+    assert told.objective.decoding == ("block", 4, False, False) and not told.notes
+    options = ["objective=block_diffusion", "block_size=4", "length=8"]
+    session = command.opened(folder, options)
+    assert session.decoding == told.objective.decoding and session.method == "block"
+    [work] = session.works([[3, 4, 5]], [None])
+    assert len([*session.batches([work])][0][0].canvas.answer()) == 8
+    with pytest.raises(UserError, match="method=block does not fit"):
+        command.opened(folder, ["method=block"])
+    data = [{"input_ids": [4, 5, 6, 7, 8, 9]}] * 3
+    wanted = evaluate(export(folder, tmp_path / "blocks", objective="block_diffusion,block_size=4"), data)
+    assert evaluate(folder, data, objective="block_diffusion,block_size=4").bound == wanted.bound
+    assert evaluate(folder, data).bound != wanted.bound
+    printed = run(folder, {"--data": [str(tokens(tmp_path, data))]}, {"objective": "ar"}, [], progress=None)
+    exact = evaluate(folder, data, objective="ar").sentence()
+    assert printed == exact and "used as" not in capsys.readouterr().err  # it does not tell: nothing to contradict
+
+
+def tokens(folder, records):
+    path = folder / "held-out.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_an_objective_against_the_folders_word_is_remarked(tmp_path):
+    folder = write(tmp_path, published.llada())
+    opened = open_model(folder, objective="block_diffusion,block_size=4")
+    assert opened.objective.decoding.kind == "block"
+    assert "used as block_diffusion variant=bd3lm block_size=4, as asked; it says mdlm variant=llada" in opened.notes[0]
+    for text, wrong in [
+        ("mdml", "unknown objective"),
+        ("mdlm,shift", "is not of the form"),
+        ("mdlm,size=4", "unknown key"),
+    ]:
+        with pytest.raises(UserError, match=wrong):
+            open_model(folder, objective=text)
 
 
 def test_end_tokens_of_a_family_end_an_answer(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def opened(tokenizer, monkeypatch):
         model.lm_head.weight[[START, EOS]] = 0.0
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, tokenizer, MASK, objective)
-    monkeypatch.setattr(command, "open_model", lambda path, device: found)
+    monkeypatch.setattr(command, "open_model", lambda path, **options: found)
     return found
 
 
@@ -136,7 +136,7 @@ def test_other_refusals(opened, monkeypatch, capsys, tmp_path):
         said(monkeypatch, capsys, "", template=tmp_path / "missing")
     with pytest.raises(UserError, match="--chat gives one answer: leave num_samples=2 out"):
         said(monkeypatch, capsys, "", "num_samples=2", "temperature=1")
-    monkeypatch.setattr(command, "open_model", lambda path, device: opened._replace(tokenizer=None))
+    monkeypatch.setattr(command, "open_model", lambda path, **options: opened._replace(tokenizer=None))
     with pytest.raises(UserError, match="run: has no tokeniser"):
         said(monkeypatch, capsys, "")
 

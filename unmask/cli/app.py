@@ -13,6 +13,9 @@ import typer
 
 #: What --ema is for.
 EMA = "Take the averaged weights that training.ema kept."
+#: What --objective and --mask-token-id are for, where a folder does not say.
+OBJECTIVE = "How the model was trained, where it does not say, such as block_diffusion,block_size=32."
+MASK = "The model's mask token, where it does not say."
 
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unmask import completion as complete
-from unmask.cli.app import EMA, app, grouped, weights
+from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
 from unmask.parallel import launched
 
 
@@ -33,6 +33,8 @@ class Measure:
     pack_tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens in a pack (4096); longer documents are cut.")
     ] = None
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help=OBJECTIVE)] = None
+    mask_token_id: Annotated[int | None, typer.Option(min=0, help=MASK)] = None
     draws: Annotated[
         int | None, typer.Option(min=1, help="Noise draws per chunk (1), or per answer of tasks (32).")
     ] = None

@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.app import EMA, app, grouped, weights
+from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
+
+
+@dataclass
+class Read:
+    """What of the checkpoint is exported, and as what it is read."""
+
+    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help=OBJECTIVE)] = None
+    mask_token_id: Annotated[int | None, typer.Option(min=0, help=MASK)] = None
 
 
 @app.command()
+@grouped
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    read: Read,
     format: Annotated[
         str | None,
         typer.Option(
@@ -23,7 +34,6 @@ def export(
         ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
-    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
@@ -31,7 +41,8 @@ def export(
     from unmask.export import export as run
     from unmask.export import facts
 
-    folder = run(weights(checkpoint, ema), output, format=format, dtype=dtype, force=force)
+    own: dict[str, Any] = {"objective": read.objective, "mask_token_id": read.mask_token_id}
+    folder = run(weights(checkpoint, read.ema), output, format=format, dtype=dtype, force=force, **own)
     print(json.dumps(facts(folder)) if as_json else folder)
 
 

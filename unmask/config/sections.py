@@ -45,7 +45,7 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = None
     #: Parameters are kept in this dtype; see training.precision for the arithmetic.
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    #: Id of the mask token. Empty: the model's or tokeniser's own, else a padded row, else a new one.
+    #: Id of the mask token. Empty: the model's or tokeniser's own, else (not of a diffusion model) a padded or new row.
     mask_token_id: int | None = None
     #: Noise added to a mask embedding that is close to zero, over the first steps (converted AR models).
     mask_noise_steps: int = Field(default=0, ge=0)

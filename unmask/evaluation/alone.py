@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from unmask.errors import UserError
 from unmask.models.checkpoints import OpenModel, open_model
+from unmask.sampling.options import Options
 
 
 def alone(what: str) -> None:
@@ -15,8 +17,12 @@ def alone(what: str) -> None:
         raise UserError(f"eval {what} runs in one process: start it without torchrun")
 
 
-def open_here(checkpoint: str | Path) -> OpenModel:
-    """The checkpoint's model, on the GPU if there is one."""
+def open_here(checkpoint: str | Path, options: Options) -> OpenModel:
+    """The checkpoint's model, on the GPU if there is one; what should be known of it goes to stderr."""
     import torch
 
-    return open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    opened = open_model(checkpoint, device=device, mask_token_id=options.mask_token_id, objective=options.trained_by())
+    for note in opened.notes:
+        print(note, file=sys.stderr)
+    return opened

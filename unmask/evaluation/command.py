@@ -21,6 +21,8 @@ READ = {
     "pack_tokens": ["--data"],
     "levels": ["--data"],
     "ar": ["--data"],
+    "objective": ["--data", "--generate", "--tasks"],
+    "mask_token_id": ["--data", "--generate", "--tasks"],
     "draws": ["--data", "--tasks"],
     "seed": ["--data", "--tasks"],
     "limit": ["--tasks"],
@@ -51,7 +53,10 @@ def run(
             raise UserError(f"eval: --{name.replace('_', '-')} is for {' and '.join(READ[name])}, not for {kind}")
     if overrides and kind == "--data":
         raise UserError(f"eval: {overrides[0]}: options of the sampler are for --generate and --tasks, not for --data")
-    options = Options.read(list(overrides))
+    own = (
+        {} if kind == "--data" else {name: given.pop(name) for name in ("objective", "mask_token_id") if name in given}
+    )
+    options = Options.read([*overrides, *(f"{name}={value}" for name, value in own.items())])
     show = progress or (lambda task, unit: nullcontext(lambda done, total: None))
     if kind == "--tasks":
         names = [name.strip() for name in kinds[kind].split(",") if name.strip()]

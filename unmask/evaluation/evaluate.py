@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,15 @@ class Evaluation:
 @dataclass(frozen=True)
 class Scope:
     """draws: noise draws per chunk; packs: how many to take, 0 for all, chosen by `seed`; ar: also measure the
-    next-token likelihood."""
+    next-token likelihood; objective, mask_token_id: of the model, where its folder does not say (`open_model`)."""
 
     draws: int = 1
     packs: int = 0
     pack_tokens: int = 4096
     seed: int = 0
     ar: bool = False
+    objective: str | Objective | None = None
+    mask_token_id: int | None = None
 
 
 def evaluate(
@@ -102,7 +105,10 @@ def evaluate_sets(
     TrainingConfig.parse({"seed": of.seed}, "evaluate")
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     with started(ParallelConfig(data_parallel_size=world_size()), torch.device(device)) as mesh:
-        opened = mesh.together(lambda: open_model(checkpoint, device=device))
+        own: dict[str, Any] = {"mask_token_id": of.mask_token_id, "objective": of.objective}
+        opened = mesh.together(lambda: open_model(checkpoint, device=device, **own))
+        for note in opened.notes if mesh.first else ():
+            print(note, file=sys.stderr)
         row_model = RowModel(opened.model)
         objectives = [opened.objective, *([rebuild("ar", {})] if of.ar else [])]
         chosen = mesh.together(lambda: {name: _packs(source, opened, of) for name, source in data.items()})

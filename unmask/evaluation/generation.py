@@ -61,7 +61,7 @@ def generate(
     """
     alone("--generate")
     questions = read(prompts)
-    opened = open_here(checkpoint)
+    opened = open_here(checkpoint, options)
     if opened.tokenizer is None:
         raise UserError(f"{checkpoint}: has no tokeniser, and prompts are texts")
     session = Session(opened.model, opened.tokenizer, options, opened.objective.decoding)

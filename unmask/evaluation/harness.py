@@ -51,7 +51,11 @@ class UnmaskLM(TemplateLM):
         **options: Any,
     ):
         super().__init__()
-        self.opened = pretrained if isinstance(pretrained, OpenModel) else open_model(pretrained, device=device)
+        if isinstance(pretrained, OpenModel):
+            self.opened = pretrained
+        else:
+            own = {name: options.get(name) for name in ("mask_token_id", "objective")}
+            self.opened = open_model(pretrained, device=device, **own)
         if self.opened.tokenizer is None:
             where = f"{pretrained}: " if isinstance(pretrained, str) else "the model "
             raise UserError(f"{where}has no tokeniser, and tasks are texts")

@@ -56,7 +56,7 @@ def evaluate_tasks(checkpoint: str | Path, asked: Asked, options: Options | None
         raise UserError(f"--include-path {asked.include_path}: no such folder of task files")
     loaded = _loaded(asked)
     _refuse_unused(asked, loaded["tasks"], options or Options())
-    opened = open_here(checkpoint)
+    opened = open_here(checkpoint, options or Options())
     if opened.tokenizer is None:
         raise UserError(f"{checkpoint}: has no tokeniser, and tasks are texts")
     _refuse_without_bound(checkpoint, loaded["tasks"], opened.objective)
@@ -161,7 +161,7 @@ def _top(loaded: dict[str, Any]) -> list[Any]:
 def _refuse_unused(asked: Asked, tasks: dict[str, Any], options: Options) -> None:
     """UserError for what none of the tasks reads: options of the sampler where nothing is written, draws else."""
     kinds, names = {task.get_config("output_type") for task in tasks.values()}, ",".join(asked.names)
-    given = sorted(options.model_fields_set)
+    given = sorted(options.model_fields_set - {"objective", "mask_token_id"})  # of the model, not of the sampler
     if given and kinds.issubset(LIKELIHOOD):
         value = getattr(options, given[0])
         raise UserError(f"eval: {given[0]}={value} has no effect here: --tasks {names} compares likelihoods alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from unmask.errors import UserError, as_path, disk_refusal
 from unmask.hf import read_config
 from unmask.models.checkpoints import ADAPTERS, OpenModel, open_model, saved_steps
 from unmask.models.families import origin_of
+from unmask.objectives import Objective
 from unmask.registry import Registry
 
 formats = Registry(
@@ -40,11 +42,14 @@ def export(
     format: str | None = None,
     dtype: str | None = None,
     force: bool = False,
+    objective: str | Objective | None = None,
+    mask_token_id: int | None = None,
 ) -> Path:
     """Write the model of `checkpoint` (a run, one of its steps, an exported folder) to the folder `output`.
 
     format: default peft for a model with adapters (hf merges them into the weights), family for one that came in the
-    layout of another family, else hf. dtype: of the weights ("bfloat16"); default as they were trained. Raises
+    layout of another family, else hf. dtype: of the weights ("bfloat16"); default as they were trained. objective,
+    mask_token_id: of a folder that does not say them, see `open_model`; what it assumes goes to stderr. Raises
     UserError for an unknown format, for a folder that is read from or holds checkpoints and, unless `force`, for one
     that already holds something. What is interrupted leaves the folder as it was.
     """
@@ -55,7 +60,9 @@ def export(
         raise UserError(f"{folder}: is a file; name a folder to export to")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
-    opened = open_model(checkpoint, dtype=dtype)
+    opened = open_model(checkpoint, dtype=dtype, objective=objective, mask_token_id=mask_token_id)
+    for note in opened.notes:
+        print(note, file=sys.stderr)
     _check_apart(folder, checkpoint, opened)
     own = "family" if origin_of(opened.model) else "hf"
     write = formats[format or (own if opened.settings is None else "peft")]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from unmask.export.hf import name_of
 from unmask.models import lora
-from unmask.models.checkpoints import OpenModel, objective_of
+from unmask.models.checkpoints import OpenModel
 from unmask.models.families import write_folder
+from unmask.models.trained import objective_of
+from unmask.objectives import name_of
 
 CARD = """\
 # A diffusion language model trained with unmask

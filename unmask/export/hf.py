@@ -12,7 +12,7 @@ from unmask.models import lora
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.checkpoints import OpenModel
 from unmask.models.families import ORIGIN
-from unmask.objectives import Objective, objectives
+from unmask.objectives import name_of
 
 CARD = """\
 # A diffusion language model trained with unmask
@@ -68,8 +68,3 @@ def write(opened: OpenModel, folder: Path) -> None:
         card = CANVAS_CARD
     text = card.format(name=name, decoding=decoding.kind, mask=opened.mask_token_id, folder=folder.name, sees=sees)
     (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def name_of(objective: Objective) -> str:
-    """The name an objective is registered under."""
-    return next(name for name in objectives.names() if objectives[name] is type(objective))

@@ -14,6 +14,7 @@ from unmask.errors import UserError
 from unmask.models import lora
 from unmask.models.checkpoints import ADAPTERS, OpenModel
 from unmask.models.families import origin_of
+from unmask.objectives import name_of
 
 CARD = """\
 # Adapters of a diffusion language model trained with unmask
@@ -45,8 +46,6 @@ To sample: `unmask sample {folder} --prompt "..."`. The whole model: `unmask exp
 def write(opened: OpenModel, folder: Path) -> None:
     """Save the adapters; UserError for a model without, or one whose base is no folder."""
     from safetensors.torch import save_file
-
-    from unmask.export.hf import name_of
 
     model, settings = opened.model, opened.settings
     if settings is None or not settings.lora.rank:

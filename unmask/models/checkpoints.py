@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +27,10 @@ from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.hf import open_tokenizer, read_config
 from unmask.models import lora, nf4
-from unmask.models.families import family_of
 from unmask.models.fuse import fuse
-from unmask.models.load import DIFFUSION_GEMMA, DTYPES, adapt, empty_model, load
-from unmask.objectives import Objective, build, rebuild
+from unmask.models.load import DTYPES, adapt, empty_model, load
+from unmask.models.trained import also, objective_of, said
+from unmask.objectives import Objective, described, rebuild
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +53,8 @@ class OpenModel(NamedTuple):
     objective: Objective
     #: Of a model with adapters, how it was made.
     settings: ModelConfig | None = None
+    #: What whoever uses it should know: what was assumed, or asked for against the folder's word.
+    notes: tuple[str, ...] = ()
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -174,15 +177,35 @@ def load_average(model: torch.nn.Module, folder: Path) -> None:
         parameter.copy_(average[name])
 
 
-def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) -> OpenModel:
+def open_model(
+    path: str | Path,
+    device: str = "cpu",
+    dtype: str | None = None,
+    *,
+    mask_token_id: int | None = None,
+    objective: str | Objective | None = None,
+) -> OpenModel:
     """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported folder.
 
     Folders of the families in `unmask.models.families`, and DiffusionGemma's, open as what they were trained for.
 
     A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
-    parameters, "float32", "bfloat16", ...; default as they were trained. Raises UserError for a folder that is none of
-    these, and for a damaged checkpoint.
+    parameters, "float32", "bfloat16", ...; default as they were trained. mask_token_id: of a folder that does not say
+    its own; objective: how the model was trained, "block_diffusion,block_size=32" or an Objective, where the folder
+    does not tell, or to use it as another. Raises UserError for a folder that is none of these, and for a damaged
+    checkpoint.
     """
+    opened = _opened(path, device, dtype, mask_token_id, None if objective is None else said(objective))
+    if mask_token_id not in (None, opened.mask_token_id):
+        raise UserError(
+            f"{path}: mask_token_id={mask_token_id}, and it was trained with {opened.mask_token_id}; leave it out"
+        )
+    return opened
+
+
+def _opened(
+    path: str | Path, device: str, dtype: str | None, mask_token_id: int | None, objective: Objective | None
+) -> OpenModel:
     folder = as_path(path, "a run, a step or an exported model")
     if dtype not in (None, *DTYPES):
         raise UserError(f"dtype={dtype}: not a dtype of weights; known: {', '.join(DTYPES)}")
@@ -197,14 +220,27 @@ def open_model(path: str | Path, device: str = "cpu", dtype: str | None = None) 
         folder = folder.parent / folder.readlink()
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
     if step is not None:
-        return _open_step(step, device, dtype, ema)
+        return _used_as(_open_step(step, device, dtype, ema), objective, str(folder))
     whole = (folder / "config.json").exists()
     adapted = (folder / ADAPTERS).exists() or (not whole and (folder / "adapter_config.json").exists())
     if adapted or whole:
         if ema:
             raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
-        return (_open_adapters if adapted else _open_exported)(folder, device, dtype)
+        if adapted:
+            return _used_as(_open_adapters(folder, device, dtype), objective, str(folder))
+        return _open_exported(folder, device, dtype, mask_token_id, objective)
     raise UserError(f"{path}: holds no checkpoint (step-...) and no exported model (config.json)")
+
+
+def _used_as(opened: OpenModel, objective: Objective | None, where: str) -> OpenModel:
+    """The model as if it had been trained by `objective`, if one is given."""
+    if objective is None:
+        return opened
+    bound = objective.bind(opened.model, opened.tokenizer, opened.mask_token_id)
+    if bound.decoding == opened.objective.decoding:
+        return opened._replace(objective=bound)
+    note = f"{where}: used as {described(objective)}, as asked; it was trained by {described(opened.objective)}"
+    return opened._replace(objective=bound, notes=(*opened.notes, note))
 
 
 def _check_device(name: str) -> None:
@@ -284,32 +320,36 @@ def _recorded(path: Path) -> dict[str, Any]:
     return recorded
 
 
-def _open_exported(folder: Path, device: str, dtype: str | None) -> OpenModel:
+def _open_exported(
+    folder: Path, device: str, dtype: str | None, mask_token_id: int | None, asked: Objective | None
+) -> OpenModel:
     config = read_config(folder)
-    objective = objective_of(config, str(folder / "config.json"))
+    where = folder / "config.json"
+    recorded = objective_of(config, str(where))
+    objective = asked or recorded
     if objective is None:
         raise UserError(
-            f'{folder / "config.json"}: does not say how the model was trained (no "unmask" entry): '
-            f"it was not exported by unmask; train from it with model.name={folder}"
+            f'{where}: does not say how the model was trained (no "unmask" entry): it was not exported by unmask; '
+            f"name its objective (ar where it is autoregressive), or train from it with model.name={folder}"
         )
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
-    model, tokenizer, mask = load(ModelConfig.model_validate({"name": str(folder), "dtype": kept}), device=device)
-    return OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
+    settings = {"name": str(folder), "dtype": kept, "mask_token_id": mask_token_id}
+    model, tokenizer, mask = load(ModelConfig.model_validate(settings), device=device)
+    opened = OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
+    return opened._replace(notes=tuple(_notes(where, config, opened, recorded, asked)))
 
 
-def objective_of(config: dict[str, Any], where: str = "config.json") -> Objective | None:
-    """How the model of a config.json was trained: what its export says, else what its family is known by.
-
-    UserError, naming `where`, for a record that no export has written.
-    """
-    recorded, family = config.get("unmask"), family_of(config)
-    if recorded is not None:
-        if not isinstance(recorded, dict) or not {"name", "options"} <= set(recorded):
-            raise UserError(
-                f'{where}: "unmask" is no record of an objective (name, options); take it out, or export again'
-            )
-        return rebuild(recorded["name"], recorded["options"])
-    if family is None:
-        return build(DIFFUSION_GEMMA, {}) if config.get("model_type") == DIFFUSION_GEMMA else None
-    options, size = dict(family.objective), family.block_size(config)
-    return build(options.pop("name"), options | ({} if size is None else {"block_size": size}))
+def _notes(
+    where: Path, config: dict[str, Any], opened: OpenModel, recorded: Objective | None, asked: Objective | None
+) -> Iterator[str]:
+    """What was assumed of an exported folder, or asked for against its word."""
+    others, named = also(config), config.get("mask_token_id")
+    if asked is None and others:
+        yield (
+            f"{where}: taken for {described(opened.objective)}; it does not tell, and where the model was trained by "
+            f"{' or '.join(others)}, name that (objective=NAME of sample, --objective NAME of eval and export)"
+        )
+    elif asked is not None and recorded is not None and not others and asked.decoding != recorded.decoding:
+        yield f"{where}: used as {described(asked)}, as asked; it says {described(recorded)}"
+    if named is not None and named != opened.mask_token_id:
+        yield f"{where}: mask token {opened.mask_token_id}, as asked; it says {named}"

@@ -26,14 +26,13 @@ from unmask.models.families.layout import Own, check_mask
 from unmask.models.families.stored import Stored, is_own
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
+from unmask.models.trained import DIFFUSION_GEMMA, family_title, masks
 from unmask.registry import nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-#: The model type of DiffusionGemma, which has no mask token.
-DIFFUSION_GEMMA = "diffusion_gemma"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -72,7 +71,7 @@ def load(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
         )
     adapt(model)
-    mask_token_id = _mask_token(model, tokenizer, config.mask_token_id)
+    mask_token_id = _mask_token(model, tokenizer, config)
     lora.quantize(model, config.lora, device)
     if deferred is not None and deferred.names:
         deferred.move(model, device)
@@ -112,10 +111,13 @@ def over_rows(model: PreTrainedModel) -> None:
         diffusion_gemma.over_rows(model)
 
 
-def _mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | None) -> int | None:
+def _mask_token(model: PreTrainedModel, tokenizer: Any, config: ModelConfig) -> int | None:
     """See `ensure_mask_token`; None for a model whose noise has none."""
+    requested = config.mask_token_id
     if model.config.model_type != DIFFUSION_GEMMA:
-        return ensure_mask_token(model, tokenizer, requested)
+        trained = family_title(model) if config.name and masks(model) else ""
+        where = f"model.name={config.name}" if config.name else ""
+        return ensure_mask_token(model, tokenizer, requested, trained=trained, where=where)
     if requested is not None:
         raise UserError(f"model.mask_token_id={requested}: DiffusionGemma has no mask token; leave it out")
     return None

@@ -2,7 +2,8 @@
 
 In order: the id that is asked for; the model's own; the tokeniser's own; else the first id after the tokeniser's, which
 reuses a padded row of the embedding where there is one (Qwen) and grows the embedding by a row where there is none
-(Llama). A grown row starts as the mean of all rows, in the embedding and, where it is not tied, in the head.
+(Llama). A grown row starts as the mean of all rows, in the embedding and, where it is not tied, in the head. A model
+that was trained with a mask token gets no other: where it is not known which, it is refused.
 """
 
 from __future__ import annotations
@@ -20,16 +21,31 @@ if TYPE_CHECKING:
 MASK = "<|mask|>"
 
 
-def ensure_mask_token(model: PreTrainedModel, tokenizer: Any, requested: int | None = None) -> int:
-    """Give `model` (and `tokenizer`, where it has no mask token) a mask token; returns its id."""
+def ensure_mask_token(
+    model: PreTrainedModel, tokenizer: Any, requested: int | None = None, *, trained: str = "", where: str = ""
+) -> int:
+    """Give `model` (and `tokenizer`, where it has no mask token) a mask token; returns its id.
+
+    trained: what a model is called that was trained with one; where: of the model, for errors.
+    """
+    start = f"{where}: " if where else ""
     rows = model.get_input_embeddings().weight.shape[0]
     known = requested
     if known is None:
         known = getattr(model.config, "mask_token_id", None)
     if known is None and tokenizer is not None:
         known = tokenizer.mask_token_id
-    if known is not None and not 0 <= known <= rows:
-        raise UserError(f"mask token id {known} does not fit the model's {rows} embeddings (model.mask_token_id)")
+    if known is not None and not 0 <= known <= rows - bool(trained):
+        again = "; give the id that it was trained with" if trained else ""
+        raise UserError(
+            f"{start}mask token id {known} does not fit the model's {rows} embeddings (model.mask_token_id){again}"
+        )
+    if known is None and trained:
+        raise UserError(
+            f"{start}{trained} was trained with a mask token, and neither config.json nor the tokeniser says which of "
+            f"its {rows} embeddings that is: give its id (model.mask_token_id of a training, mask_token_id=ID of "
+            f"sample, --mask-token-id ID of eval and export)"
+        )
     _check_free(requested, model, tokenizer)
     mask = known if known is not None else _next_id(tokenizer, rows)
     if mask >= rows:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import yaml
+
 from unmask.errors import UserError
 from unmask.objectives.base import Decoding, Head, LossTerms, Objective
 from unmask.registry import Registry
@@ -39,4 +41,53 @@ def rebuild(name: str, options: dict[str, Any]) -> Objective:
     return objectives[name].parse(options, f"objective {name}")
 
 
-__all__ = ["Decoding", "Head", "LossTerms", "Objective", "build", "objectives", "rebuild"]
+def named(text: str, **options: Any) -> Objective:
+    """The objective of a text such as "block_diffusion,block_size=32"; values are YAML.
+
+    options: more of them, which fill what the text leaves out and the objective has. UserError for other texts.
+    """
+    name, *parts = [part.strip() for part in text.split(",")]
+    given: dict[str, Any] = {}
+    for part in parts:
+        key, sign, value = part.partition("=")
+        if not sign or not key or key in given:
+            raise UserError(
+                f"objective {text!r} is not of the form NAME,option=value, as block_diffusion,block_size=32"
+            )
+        try:
+            given[key] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError):
+            raise UserError(f"objective {text!r}: {value!r} is not a valid YAML value") from None
+    known = objectives[name].model_fields
+    return build(name, {key: value for key, value in options.items() if key in known} | given)
+
+
+def name_of(objective: Objective) -> str:
+    """The name an objective is registered under."""
+    return next(name for name in objectives.names() if objectives[name] is type(objective))
+
+
+def described(objective: Objective) -> str:
+    """An objective in a few words: its name, its variant, and what says how it is decoded."""
+    decoding, words = objective.decoding, [name_of(objective)]
+    if variant := getattr(objective, "variant", None):
+        words.append(f"variant={variant}")
+    if decoding.block_size is not None:
+        words.append(f"block_size={decoding.block_size}")
+    if decoding.shift and "shift" in type(objective).model_fields:
+        words.append("shift=true")
+    return " ".join(words)
+
+
+__all__ = [
+    "Decoding",
+    "Head",
+    "LossTerms",
+    "Objective",
+    "build",
+    "described",
+    "name_of",
+    "named",
+    "objectives",
+    "rebuild",
+]

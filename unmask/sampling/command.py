@@ -34,7 +34,14 @@ def opened(checkpoint: Path, overrides: list[str]) -> Session:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("sample runs in one process: start it without torchrun, a part of the prompts each if need be")
     options = Options.read(overrides)
-    found = open_model(checkpoint, device="cuda" if torch.cuda.is_available() else "cpu")
+    found = open_model(
+        checkpoint,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        mask_token_id=options.mask_token_id,
+        objective=options.trained_by(),
+    )
+    for note in found.notes:
+        print(note, file=sys.stderr)
     return Session(found.model, found.tokenizer, as_published(options, found), found.objective.decoding)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
@@ -10,6 +10,9 @@ from unmask.config import Section, apply_override
 from unmask.errors import UserError
 from unmask.registry import nearest
 from unmask.sampling.presets import PRESETS
+
+if TYPE_CHECKING:
+    from unmask.objectives import Objective
 
 #: Options that only one of the built-in strategies reads.
 OWN = {"threshold": "threshold", "dynamic": "factor", "entropy": "gamma"}
@@ -35,6 +38,11 @@ class Options(Section):
     #: Published decoding, whose options become the defaults: llada, dream, dream_chat, fast_dllm, fast_dllm_v2, sdar or
     #: llada2; none: not even the one of the model's family.
     preset: str | None = None
+    #: How the model was trained, where its folder does not tell: an objective's name, with its options after commas
+    #: (`mdlm,shift=true`); of one in blocks, `block_size` may give their size.
+    objective: str | None = None
+    #: The model's mask token, where its folder does not say.
+    mask_token_id: int | None = Field(default=None, ge=0)
     #: Sampler by name; empty: the one of the decoding kind the model was trained for.
     method: str | None = None
     #: Tokens denoised together; empty: the model's block size, or (`full`) everything at once.
@@ -94,6 +102,14 @@ class Options(Section):
     def filters(self) -> bool:
         """Whether improbable tokens are never drawn."""
         return self.top_p < 1 or self.top_k is not None
+
+    def trained_by(self) -> Objective | None:
+        """The objective that is named, if one is."""
+        if self.objective is None:
+            return None
+        from unmask.objectives import named
+
+        return named(self.objective, **({} if self.block_size is None else {"block_size": self.block_size}))
 
     def of_family(self, preset: str) -> Options:
         """These options with the preset of the model's family for the others, unless they choose a decoding already."""

@@ -80,7 +80,8 @@ class Session:
             what = "decoding is the objective's, load(folder).objective.decoding"
             raise UserError(f"sample: {what}, not {_kind(decoding)}")
         self.model, self.tokenizer, self.options = model, tokenizer, options
-        self.decoding = decoding or _recorded(model)
+        named = options.trained_by()
+        self.decoding = named.decoding if named is not None else decoding or _recorded(model)
         self.method = options.method or self.decoding.kind
         self.sampler = samplers[self.method]
         refuse_unfit(self.decoding, options)
@@ -96,6 +97,8 @@ class Session:
                 f"{type(model).__name__} has sliding windows: use method=full"
             )
         self.mask: int | None = getattr(model.config, "mask_token_id", None)
+        if options.mask_token_id is not None:
+            self.mask = self._checked_mask(options.mask_token_id)
         if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
         own = tokenizer.eos_token_id if tokenizer is not None else None
@@ -103,6 +106,15 @@ class Session:
             own = getattr(model.generation_config, "eos_token_id", None) or own
         self.ends = frozenset([] if own is None else own if isinstance(own, list) else [own])
         self.end_with([*end_tokens, *families.end_tokens(model)])
+
+    def _checked_mask(self, token: int) -> int:
+        """The mask token that is asked for; UserError where the model has no such row, or needs none."""
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        if self.method in ("causal", "canvas"):
+            raise UserError(f"sample: mask_token_id={token} has no effect here: method={self.method} masks nothing")
+        if token >= rows:
+            raise UserError(f"sample: mask_token_id={token} does not fit the model's {rows} embeddings")
+        return token
 
     def end_with(self, tokens: Sequence[int]) -> None:
         """Let these tokens, too, end a continuation."""

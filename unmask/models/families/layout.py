@@ -58,6 +58,8 @@ class Family:
     end_tokens: ClassVar[tuple[int, ...]] = ()
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     fused: ClassVar[dict[str, tuple[str, ...]]] = {}
+    #: Other objectives that some of its models were trained by, where config.json does not tell.
+    also: ClassVar[tuple[str, ...]] = ()
     #: The preset of `unmask sample --as` that decodes as its authors do.
     preset: ClassVar[str | None] = None
     #: Fields of transformers' configuration that config.json has by the same name; null ones keep their default.

@@ -47,12 +47,15 @@ class SDAR(Qwen):
 
 
 class A2D(Qwen):
-    """Autoregressive Qwen2, Qwen3 and Llama that dLLM made diffusion models; their configs name no mask token."""
+    """Autoregressive Qwen2, Qwen3 and Llama that dLLM made diffusion models, of whole texts or of blocks.
+
+    Their configs name no mask token, and do not tell which of the two.
+    """
 
     name, title = "a2d", "A2D (dLLM)"
     preset = "llada"
     types = ("a2d-qwen3", "a2d-qwen2", "a2d-llama")
-    objective = {"name": "mdlm", "variant": "llada"}
+    objective, also = {"name": "mdlm", "variant": "llada"}, ("block_diffusion",)
 
     def config(self, raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
         kind = raw["model_type"].removeprefix("a2d-")
