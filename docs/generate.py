@@ -147,7 +147,7 @@ def foreign() -> str:
 def parallelism() -> str:
     """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
     sys.path.insert(0, str(DOCS.parent))
-    from tests.parallel.test_parity import CELLS, MATRIX
+    from tests.parallel.matrix import CELLS, MATRIX
     from tests.parallel.trainer_cases import OBJECTIVES
 
     table = []
@@ -167,7 +167,7 @@ def parallelism() -> str:
 def sharding() -> str:
     """Mesh x level of ZeRO -> the objectives that the parity matrix proves it for, and their checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
-    from tests.parallel.test_parity import SHARDED
+    from tests.parallel.matrix import SHARDED
 
     found: dict[tuple[int, ...], list[Any]] = {}
     for case in SHARDED:
@@ -187,7 +187,7 @@ def sharding() -> str:
 def tensor() -> str:
     """Mesh with a tensor axis -> the objectives that the parity matrix proves it for, and their checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
-    from tests.parallel.test_parity import TENSOR
+    from tests.parallel.matrix import TENSOR
 
     found: dict[tuple[int, ...], list[Any]] = {}
     for case in TENSOR:
@@ -203,7 +203,7 @@ def tensor() -> str:
 def pipeline() -> str:
     """Mesh with a pipeline -> the schedules and objectives that the parity matrix proves it for."""
     sys.path.insert(0, str(DOCS.parent))
-    from tests.parallel.test_parity import PIPELINE
+    from tests.parallel.matrix import PIPELINE
 
     found: dict[tuple[int, ...], list[Any]] = {}
     for case in PIPELINE:
@@ -221,7 +221,7 @@ def pipeline() -> str:
 def experts() -> str:
     """Mesh with an expert axis -> what the parity matrix proves it for, as `tensor`."""
     sys.path.insert(0, str(DOCS.parent))
-    from tests.parallel.test_parity import EXPERTS
+    from tests.parallel.matrix import EXPERTS
 
     found: dict[tuple[int, ...], list[Any]] = {}
     for case in EXPERTS:

@@ -11,7 +11,7 @@ def workers():
     made = {}
 
     def of(size):
-        if size not in made:
+        if size not in made or not made[size].up:
             made[size] = Workers(size)
         return made[size]
 

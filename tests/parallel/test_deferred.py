@@ -10,7 +10,8 @@ import torch
 
 from tests.models.published import PUBLISHED, VOCABULARY
 from tests.models.test_families import write
-from tests.parallel.test_parity import SMOOTH, close, is_one
+from tests.parallel.matrix import SMOOTH
+from tests.parallel.test_parity import close, is_one
 from tests.parallel.trainer_cases import MODELS, Case, train
 
 BASE = Case("block_diffusion (bd3lm)", "auto", blocks=1, batch_size=4, micro_batch=1)

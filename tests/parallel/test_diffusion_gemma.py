@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel.test_parity import SMOOTH, is_one, name
+from tests.parallel.matrix import SMOOTH
+from tests.parallel.test_parity import is_one, name
 from tests.parallel.trainer_cases import MODELS, Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError

@@ -74,7 +74,8 @@ MODELS["five"] = {"num_hidden_layers": 5}
 MODELS["uneven four"] = MODELS["uneven"] | {"num_hidden_layers": 4}
 ROUTING = ("balance_loss", "z_loss", "router_entropy", "expert_load", "experts_unused")
 
-STEPS = 20
+#: Of a run; a few are long.
+STEPS, LONG_STEPS = 6, 20
 PACK = 32
 
 
@@ -103,6 +104,7 @@ class Case:
     pipeline: int = 1
     schedule: str = "1f1b"
     stage_layers: tuple[int, ...] | None = None
+    steps: int = STEPS
 
     @property
     def ranks(self) -> int:
@@ -131,7 +133,11 @@ class Case:
     def overrides(self) -> list[str]:
         options = [f"parallel.{key}={value}" for key, value in self.parallel().items()]
         options += [f"training.micro_batch={self.micro_batch}", f"training.checkpointing={self.checkpointing}"]
-        options += [f"training.steps={STEPS}", f"training.batch_size={self.batch_size}", f"data.pack_tokens={PACK}"]
+        options += [
+            f"training.steps={self.steps}",
+            f"training.batch_size={self.batch_size}",
+            f"data.pack_tokens={PACK}",
+        ]
         return [*options, f"model.dtype={self.dtype}", *self.options]
 
     def parallel(self) -> dict[str, Any]:
