@@ -1,17 +1,26 @@
-# make demo | test | lint: each creates .venv and installs first, where that has not been done for these versions.
+# make demo | test | test-all | check | lint: each creates .venv and installs first, where that has not been done for
+# these versions.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint install
+.PHONY: demo test test-all check lint install
 
 demo: $(INSTALLED)
 	$(BIN)/unmask demo
 
 # Tests that start processes of their own need every core; the others run beside one another.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --ignore tests/parallel
-	$(BIN)/pytest tests/parallel
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(ROWS) -n auto --maxprocesses 4 --dist loadfile --ignore tests/parallel
+	$(BIN)/pytest $(ROWS) tests/parallel
+
+# Also the rows of the matrices that show no pair of values of their own: half an hour more on two cores.
+test-all:
+	$(MAKE) test ROWS="-m 'full or not full'"
+
+# For while one works, in less than two minutes: the linters, and what the rest stands on.
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/rows tests/objectives tests/attention tests/test_config.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

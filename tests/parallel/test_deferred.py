@@ -12,7 +12,7 @@ from tests.models.published import PUBLISHED, VOCABULARY
 from tests.models.test_families import write
 from tests.parallel.matrix import SMOOTH
 from tests.parallel.test_parity import close, is_one
-from tests.parallel.trainer_cases import MODELS, Case, train
+from tests.parallel.trainer_cases import LONG_STEPS, MODELS, Case, train
 
 BASE = Case("block_diffusion (bd3lm)", "auto", blocks=1, batch_size=4, micro_batch=1)
 SINGLE = {"dtype": "float32", "options": SMOOTH}
@@ -52,6 +52,7 @@ def test_routers_that_are_kept_in_fp32_beside_bf16(options, workers, tmp_path):
     mask = stored("LLaDA2", tmp_path / "stored")
     named = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}")
     case = replace(BASE, shards=2, dtype="bfloat16", options=(*named, "optimizer.learning_rate=1e-3"), **options)
+    case = replace(case, steps=LONG_STEPS)
     one = train(case.alone(), str(tmp_path / "one"), 3, mask)
     ranks = workers(2).run(train, case, str(tmp_path / "many"), 3, mask)
     close(ranks[0]["loss"], one["loss"], 2e-3)

@@ -1,4 +1,4 @@
-"""DiffusionGemma on several processes is DiffusionGemma on one: losses, gradient norms and weights of 20 steps.
+"""DiffusionGemma on several processes is DiffusionGemma on one: losses, gradient norms and weights.
 
 Both passes of self-conditioning, the frozen routers and the encoder's loss take part; and what is refused.
 """

@@ -26,7 +26,7 @@ ON = {
     "2 shards": replace(BASE, shards=2),
 }
 FEATURES = (
-    "training.ema=0.8", "evaluation.every=10", "evaluation.packs=0", "optimizer.name=muon", "optimizer.eps=1e-4",
+    "training.ema=0.8", "evaluation.every=3", "evaluation.packs=0", "optimizer.name=muon", "optimizer.eps=1e-4",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.resumption import goes_on
+from tests.parallel.matrix import SMOOTH
 from tests.parallel.test_parity import is_one, name
 from tests.parallel.trainer_cases import Case, train
 
@@ -20,9 +21,9 @@ MATRIX = [
     replace(BASE, replicas=2),
     replace(BASE, blocks=2, placement="csbp", micro_batch=2, options=DORA, checkpointing="full"),
     replace(BASE, shards=2, zero=3, options=DORA),
-    replace(BASE, shards=2, zero=2, options=EXTRAS, checkpointing="selective", dtype="float32"),
+    replace(BASE, shards=2, zero=2, options=(*EXTRAS, *SMOOTH), checkpointing="selective", dtype="float32"),
     replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, options=EXTRAS, checkpointing="mlp"),
-    replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, dtype="float32"),
+    replace(BASE, blocks=2, shards=2, placement="csbp", micro_batch=2, options=(*ADAPTERS, *SMOOTH), dtype="float32"),
     replace(BASE, replicas=2, options=QUANTISED),
     replace(BASE, blocks=2, placement="csbp", micro_batch=2, options=QUANTISED, checkpointing="selective"),
     replace(BASE, shards=2, zero=3, options=QUANTISED),

@@ -53,8 +53,8 @@ def is_one(ranks, one, case, keys=KEYS):
     for ours in ranks:
         assert ours["step"] == case.steps
         close(ours["last"], one["last"], tolerance)
-        for key, weight in one["weights"].items():
-            close(ours["weights"][key], weight, tolerance, key)
+    for key, weight in one["weights"].items():
+        close(ranks[0]["weights"][key], weight, tolerance, key)
 
 
 def close(ours, wanted, tolerance, what=""):

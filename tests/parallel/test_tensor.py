@@ -24,7 +24,7 @@ ON = {
     "2 blocks": replace(BASE, blocks=2, tensor=1),
     "2 shards": replace(BASE, shards=2, tensor=1),
 }
-FEATURES = ("training.ema=0.8", "model.mask_noise_steps=6", "evaluation.every=10", "evaluation.packs=0")
+FEATURES = ("training.ema=0.8", "model.mask_noise_steps=6", "evaluation.every=3", "evaluation.packs=0")
 
 
 def averages(run):

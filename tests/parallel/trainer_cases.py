@@ -195,8 +195,12 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
     # Only the first process writes the log, and it may still be writing.
     records = log(Path(path)) if trainer.mesh.first else []
     bound = summary.validation
-    model = open_model(summary.checkpoint).model
-    nf4.dequantize(model)
+    weights = {}
+    if trainer.mesh.first:
+        # From the checkpoint, which all share: of a model that is divided over processes, each keeps its part only.
+        model = open_model(summary.checkpoint).model
+        nf4.dequantize(model)
+        weights = {name: numbers(weight.detach()) for name, weight in model.named_parameters()}
     return {
         "step": summary.step,
         "deferred": sorted(trainer.run.deferred.names),
@@ -207,6 +211,5 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
         # Of experts alone, and of steps with labels.
         "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],
         "bound": [(r["nats_per_token"], r["standard_error"]) for r in records if r["kind"] == "evaluation"],
-        # From the checkpoint: of a model that was divided over processes, these keep their parts only.
-        "weights": {name: numbers(weight.detach()) for name, weight in model.named_parameters()},
+        "weights": weights,
     }
