@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parallel.resumption import goes_on
 from tests.parallel.matrix import SMOOTH
+from tests.parallel.resumption import goes_on
 from tests.parallel.test_parity import is_one, name
 from tests.parallel.trainer_cases import Case, train
 
