@@ -167,6 +167,10 @@ def test_prompts_and_holes(dummy_prefix: Any) -> None:
 
     model, _ = tiny()
     prompts = ["w1 w2", "", "<s> w1", [4, 5], Fill(("w1", "w2"), (1,)), Fill(("", "w2"), (1,))]
+    with_blocks = Decoding("block", 4, False)
+    session = Session(model, words(begins=True), Options(), with_blocks)
+    moved = session.canvas(Fill(("w0 w1 w2 w3", "w4 w5 w6"), (3,)))
+    assert moved.dropped == 1 and moved.token[:4].tolist() == [1, 4, 5, 6], "the grid moves, and the beginning stays"
     given = []
     for prompt in prompts:
         options = Options() if isinstance(prompt, Fill) else Options(length=2)

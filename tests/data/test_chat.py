@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unmask.data import dataset_from, load_tokenizer, open_dataset, prepare, train_tokenizer
+from unmask.data import dataset_from, end_policy, load_tokenizer, open_dataset, prepare, train_tokenizer
 from unmask.errors import UserError
+from unmask.rows import Document
 
 PLAIN = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -115,6 +116,60 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(tmp_path: Pat
     assert said(tokenizer, token, flags) == ["<think>hm</think>4\n\ndef f(): return 4<|im_end|>\n"]
     token, flags = coded(messages[:3], tokenizer)
     assert said(tokenizer, token, flags) == ["<think>hm</think>2, naïvely 🙂<|im_end|>\n"]
+
+
+#: As Llama 3's first one: the answer's header follows every conversation, whatever is asked for.
+HEADED = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}<|im_mid|>\n\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{{ '<|im_start|>assistant<|im_mid|>\n\n' }}"
+)
+
+
+def test_a_template_that_always_asks_for_an_answer(tmp_path: Path, speaker: Any) -> None:
+    """Its header is no part of the answer before it, of several turns as of one; the end token is the turn's."""
+    speaker.save_pretrained(tmp_path / "headed")
+    tokenizer = load_tokenizer(tmp_path / "headed")
+    tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": ["<|im_mid|>"]})
+    tokenizer.chat_template = HEADED
+    for messages, turns in ((CONVERSATION, [2, 4]), (CONVERSATION[1:3], [1])):
+        token, flags = coded(messages, tokenizer)
+        assert said(tokenizer, token, flags) == [f"{messages[turn]['content']}<|im_end|>" for turn in turns]
+        reference = tokenizer.apply_chat_template(messages, return_dict=False)
+        header = tokenizer.encode("<|im_start|>assistant<|im_mid|>\n\n", add_special_tokens=False)
+        assert token == reference[: -len(header)] and reference[-len(header) :] == header
+        document = Document(np.array(token), np.array(flags))
+        assert end_policy([document], tokenizer) == "each answer (<|im_end|>)"
+    # One that cannot write an empty conversation does not tell what its header is.
+    tokenizer.chat_template = "{% if messages[0].role %}{% endif %}" + HEADED
+    for messages in (CONVERSATION, CONVERSATION[1:3]):
+        with pytest.raises(UserError, match="record 0: the chat template asks for an answer at the end of every conv"):
+            coded(messages, tokenizer)
+    # One without a generation prompt, in which an answer follows its question, asks for nothing.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% else %}"
+        "<|im_start|>{{ m.content }}<|im_mid|>{% endif %}{% endfor %}"
+    )
+    assert said(tokenizer, *coded(CONVERSATION, tokenizer))[1] == "4\n\ndef f(): return 4<|im_end|>"
+
+
+def test_what_to_do_about_conversations_that_templates_refuse(tmp_path: Path, speaker: Any) -> None:
+    strict = "{% if messages[0].role != 'x' %}{% endif %}{% for m in messages %}{{ 'a' + m.content }}{% endfor %}"
+    tokenizer = with_template(speaker, strict, tmp_path)
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    for messages, advice in [
+        ([user, {"role": "assistant", "tool_calls": [{}]}], 'put "content": "" beside "tool_calls"'),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}]}, answer],
+            "given as parts: write it as one",
+        ),
+        ([answer, user], "it begins with the assistant, and many templates have no words for that: begin with the u"),
+    ]:
+        with pytest.raises(UserError, match=f"record 0: the chat template refuses it: .*{advice}"):
+            coded(messages, tokenizer)
+    tokenizer.chat_template = FORGETFUL
+    messages = [*({**message, "thought": "hm"} for message in CONVERSATION), {"role": "user", "content": "bye"}]
+    with pytest.raises(UserError, match="or leave out what follows message 4, the last of the assistant"):
+        coded(messages, tokenizer, supervise="last")
 
 
 def test_a_token_across_the_edge_is_refused(tmp_path: Path, speaker: Any) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from unmask.data.reading import Reading
@@ -52,7 +53,7 @@ class Chat:
             raise
         except Exception as error:  # whatever a template makes jinja raise
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise Bad(where, f"the chat template refuses it: {reason}") from None
+            raise Bad(where, f"the chat template refuses it: {reason}{_advice(messages)}") from None
 
     def _marked(self, messages: list[Any], tools: Any, turns: list[int]) -> tuple[str, Spans]:
         text, stretches = self._render(messages, tools, marks=True)
@@ -62,20 +63,63 @@ class Chat:
         return text, Spans([(start, stop) for start, stop in stretches if stop > start], exact=False)
 
     def _by_prefixes(self, messages: list[Any], tools: Any, turns: list[int], where: str) -> tuple[str, Spans]:
-        text, _ = self._render(messages, tools)
+        asks = self._asks(tools, where)
+        text = self._render(messages, tools)[0].removesuffix(asks)
         stretches = []
         for turn in turns:
             start, _ = self._render(messages[:turn], tools, prompt=True)
-            stop, _ = self._render(messages[: turn + 1], tools)
+            stop = self._render(messages[: turn + 1], tools)[0].removesuffix(asks)
             if not (text.startswith(stop) and stop.startswith(start)):
+                way = "or use --supervise last (supervise=...)"
+                if self.supervise == "last":
+                    way = f"or leave out what follows message {turn}, the last of the assistant"
                 raise Bad(
                     where,
                     f"the chat template writes message {turn} in one way while it is the last and in another before "
                     "what follows: mark the assistant's part with {% generation %} in a template of your own "
-                    "(`unmask prepare --chat-template FILE`), or use --supervise last (supervise=...)",
+                    f"(`unmask prepare --chat-template FILE`), {way}",
                 )
             stretches.append((len(start), len(stop)))
         return text, Spans(stretches, exact=True)
+
+    @cached_property
+    def _known(self) -> dict[bool, str | None]:
+        return {}
+
+    def _asks(self, tools: Any, where: str) -> str:
+        """What asks for an answer, where the template writes it at the end of every conversation, asked for or not.
+
+        It is no part of the answer before it. Llama 3's first template is such a one. Raises Bad where it is not known.
+        """
+        given = tools is not None
+        if given not in self._known:
+            self._known[given] = self._found_asking(tools)
+        if (asks := self._known[given]) is None:
+            raise Bad(
+                where,
+                "the chat template asks for an answer at the end of every conversation, whatever add_generation_prompt "
+                "says: put {% if add_generation_prompt %} and {% endif %} round that in a template of your own "
+                "(`unmask prepare --chat-template FILE`)",
+                setting=True,
+            )
+        return asks
+
+    def _found_asking(self, tools: Any) -> str | None:
+        """See `_asks`; "" for a template that writes it where it is told to, None where what it writes is not known."""
+        said: list[Any] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        try:
+            asked, answered = self._render(said[:1], tools)[0], self._render(said, tools)[0]
+            more = self._render([*said, said[0]], tools)[0]
+            if asked != self._render(said[:1], tools, prompt=True)[0] or more.startswith(answered):
+                return ""
+        except Exception:  # a template for other conversations: what it does with these is told there
+            return ""
+        try:
+            asks = self._render([], tools)[0].removeprefix(str(self.special.get("bos_token", "")))
+        except Exception:  # it takes the first message for granted
+            return None
+        fits = asks and asked.endswith(asks) and more.startswith(answered.removesuffix(asks)) and answered != more
+        return asks if fits and answered.endswith(asks) else None
 
     def _template(self, tools: Any) -> str:
         return self.template if tools is None else self.with_tools
@@ -174,6 +218,17 @@ def _check_messages(messages: Any, where: str) -> None:
             continue
         if not isinstance(content, str | list):
             raise Bad(where, f'message {number} ({message["role"]}) has no "content"')
+
+
+def _advice(messages: list[Any]) -> str:
+    """What to do about a conversation of a kind that many templates refuse."""
+    if any(message.get("content", None) is None for message in messages):
+        return '; put "content": "" beside "tool_calls"'
+    if any(isinstance(message.get("content"), list) for message in messages):
+        return '; "content" is given as parts: write it as one text'
+    if messages[0]["role"] == "assistant":
+        return "; it begins with the assistant, and many templates have no words for that: begin with the user"
+    return ""
 
 
 def tools_of(tools: Any, where: str) -> list[Any] | None:

@@ -83,13 +83,13 @@ def _name_it(tokenizer: Any, mask: int) -> None:
 
     One that is known by another id keeps no name for it: its texts never hold that id.
     """
-    if mask in (ids := tokenizer.get_vocab().values()):
+    if mask in tokenizer.get_vocab().values():
         tokenizer.mask_token = tokenizer.convert_ids_to_tokens(mask)
-    elif mask == _given_next(tokenizer, ids):
+    elif mask == _given_next(tokenizer):
         tokenizer.add_special_tokens({"mask_token": MASK})
 
 
-def _given_next(tokenizer: Any, ids: Any) -> int:
+def _given_next(tokenizer: Any) -> int:
     """The id that the tokeniser would give to a token that is added: not always one that is free."""
     if not tokenizer.is_fast:
         return len(tokenizer)

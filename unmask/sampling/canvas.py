@@ -120,12 +120,15 @@ def continuation(token: Sequence[int], length: int, mask: int, *, ends: frozense
     return Canvas(tokens, torch.arange(stop) >= start, [(start, stop)], ends)
 
 
-def infill(parts: Sequence[Sequence[int]], holes: Sequence[int], mask: int, *, block_size: int = 1) -> Canvas:
+def infill(
+    parts: Sequence[Sequence[int]], holes: Sequence[int], mask: int, *, block_size: int = 1, kept: int = 0
+) -> Canvas:
     """parts[0] + holes[0] masks + parts[1] + ..., cut at the front so that the holes' blocks hold much of what follows.
 
     Without blocks (block_size 1) nothing is cut. With them, a hole sees to its right only what shares its block, so the
     grid is moved by dropping the first few tokens of parts[0] (at most half of them): first to spread the holes
     over the fewest blocks, then to have the most given tokens after them in their last blocks, then to drop the least.
+    kept: so many tokens at the very front stay, what texts begin with.
     """
 
     def cost(drop: int) -> tuple[int, int, int]:
@@ -137,8 +140,8 @@ def infill(parts: Sequence[Sequence[int]], holes: Sequence[int], mask: int, *, b
             start = stop + len(after)
         return blocks, -visible, drop
 
-    dropped = min(range(min(block_size - 1, len(parts[0]) // 2) + 1), key=cost)
-    tokens, open_ = list(parts[0][dropped:]), [False] * (len(parts[0]) - dropped)
+    dropped = min(range(min(block_size - 1, (len(parts[0]) - kept) // 2) + 1), key=cost)
+    tokens, open_ = [*parts[0][:kept], *parts[0][kept + dropped :]], [False] * (len(parts[0]) - dropped)
     spans = []
     for hole, after in zip(holes, parts[1:], strict=True):
         spans.append((len(tokens), len(tokens) + hole))

@@ -159,7 +159,8 @@ class Session:
             raise UserError("sample: this model sees nothing to the right of what it fills; leave holes and suffix out")
         else:
             size = 1 if self.method in (*WHOLE, "causal") else self.options.block_size or self.decoding.block_size or 1
-            canvas = infill(parts, fill.holes, filler, block_size=size)
+            kept = len(self.begin) if isinstance(fill.parts[0], str) else 0
+            canvas = infill(parts, fill.holes, filler, block_size=size, kept=kept)
         needs_first = self.decoding.shift or self.method in ("causal", "canvas")
         if self.method in METHODS and needs_first and canvas.open[0]:
             raise UserError("sample: the prompt is empty, and this model predicts nothing without a token before it")
