@@ -67,37 +67,50 @@ def test_half_precision_stays_close(precision, workers, tmp_path):
     assert np.abs(np.array(ours["loss"]) / one["loss"] - 1).max() < 0.03
 
 
-def overflowing(path: str) -> tuple[float, list[bool]]:
-    """(the loss scale at the end, which of four steps were skipped): the gradient of rank 1 overflows in the second."""
+def overflowing(path: str, options: list[str], always: bool = False) -> tuple[float, list[bool], str]:
+    """(the loss scale at the end, which steps were skipped, what ended the run): a gradient of rank 1 overflows in the
+    second step, or in all."""
     from unittest import mock
 
     import torch.distributed as dist
 
+    from unmask.errors import UserError
     from unmask.training.trainer import Trainer
 
     forward, skipped = Trainer._forward_backward, []
 
     def poisoned(trainer, objective, micro):
         found = forward(trainer, objective, micro)
-        if trainer.step == 1 and dist.get_rank() == 1:
-            trainer.run.model.base_model.layers[0].mlp.down_proj._parameters["weight"].grad.to_local()[0, 0] = float(
-                "inf"
-            )
+        if (always or trainer.step == 1) and dist.get_rank() == 1:
+            projection = trainer.run.model.base_model.layers[0].mlp.down_proj
+            projection._parameters["weight"].grad.to_local()[0, 0] = float("inf")
         return found
 
     def see(trainer, record):
         skipped.append(record.get("skipped", False))
 
-    options = ["parallel.model_parallel_size=2", "training.precision=fp16", "parallel.timeout=60"]
+    trainer = Trainer(
+        config=config(Path(path), *options, "training.precision=fp16", "parallel.timeout=60"), callbacks=[see]
+    )
     with mock.patch.object(Trainer, "_forward_backward", poisoned):
-        trainer = Trainer(config=config(Path(path), *options), callbacks=[see])
-        trainer.train(documents("packed"))
-    return trainer.scaler.get_scale(), skipped
+        try:
+            trainer.train(documents("packed"))
+        except UserError as error:
+            return trainer.scaler.get_scale(), skipped, str(error)
+    return trainer.scaler.get_scale(), skipped, ""
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(workers, tmp_path):
-    first, second = workers(2).run(overflowing, str(tmp_path))
-    assert first == second == (2.0**15, [False, True, False, False])
+    first, second = workers(2).run(overflowing, str(tmp_path), ["parallel.model_parallel_size=2"])
+    assert first == second == (2.0**15, [False, True, False, False], "")
+
+
+@pytest.mark.parametrize("options", [["parallel.model_parallel_size=2"], ["parallel.shard_size=2"]])
+def test_overflows_that_no_scale_mends_end_the_run_on_all_ranks(options, workers, tmp_path):
+    found = workers(2).run(overflowing, str(tmp_path), [*options, "training.steps=60"], True)
+    for scale, skipped, told in found:
+        assert (scale, skipped) == (0.5, [True] * 16)
+        assert "step 17: the gradient norm is inf in fp16, 17 steps in a row" in told
 
 
 @pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "shards": 2}])

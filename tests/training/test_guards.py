@@ -7,11 +7,12 @@ from unittest import mock
 
 import pytest
 
-from tests.training.tiny import config, documents
+from tests.training.tiny import config, documents, train
 from unmask.cli import main
 from unmask.errors import UserError
 from unmask.models.checkpoints import saved_steps
 from unmask.training.guards import FiniteGuard
+from unmask.training.trainer import Trainer
 
 
 def test_two_bad_steps_are_forgiven_and_three_name_step_and_samples():
@@ -31,6 +32,41 @@ def test_an_infinite_gradient_under_loss_scaling_is_skipped_but_not_counted():
     assert guard.streak == 0
     assert not guard.allows(math.inf, math.inf, overflow_is_scale=True)
     assert guard.streak == 1
+
+
+@pytest.mark.parametrize(("scale", "patience"), [(2.0**40, 20), (2.0, 2)])
+def test_overflows_end_a_run_when_no_scale_mends_them(scale, patience):
+    guard = FiniteGuard()
+    for step in range(1, patience):
+        assert not guard.allows(1.0, math.nan, overflow_is_scale=True)
+        guard.check(step, 1.0, math.nan, [7], scale / 2**step)
+    guard = FiniteGuard(guard.streak, guard.overflows)  # as a resumed run has it
+    guard.allows(1.0, math.nan, overflow_is_scale=True)
+    with pytest.raises(UserError, match=f"the gradient norm is nan in fp16, {patience} steps in a row, whatever"):
+        guard.check(patience, 1.0, math.nan, [7], scale / 2**patience)
+
+
+def test_a_good_step_begins_the_count_of_overflows_anew():
+    guard = FiniteGuard()
+    for step in range(60):
+        guard.allows(1.0, 1.0 if step % 20 == 19 else math.inf, overflow_is_scale=True)
+        guard.check(step, 1.0, math.inf, [7], 2.0)
+    assert guard.overflows == 0
+
+
+def test_a_gradient_in_fp16_that_is_never_finite_ends_the_run(tmp_path):
+    def poisoned(trainer, objective, micro):
+        loss, metrics = forward(trainer, objective, micro)
+        next(trainer.run.model.parameters()).grad.view(-1)[0] = math.nan
+        return loss, metrics
+
+    forward = Trainer._forward_backward
+    with mock.patch.object(Trainer, "_forward_backward", poisoned), pytest.raises(UserError) as told:
+        train(tmp_path, "training.precision=fp16", "training.steps=60")
+    # 2^16 halved 17 times is below 1.
+    assert "step 17: the gradient norm is nan in fp16, 17 steps in a row" in str(told.value)
+    assert "the loss scale, now 0.5" in str(told.value) and "training.precision=bf16" in str(told.value)
+    assert saved_steps(tmp_path) == []
 
 
 def test_a_model_that_diverges_ends_the_command_with_code_2(tmp_path, capsys):

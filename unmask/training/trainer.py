@@ -353,7 +353,8 @@ class Trainer:
 
         tokens = sum(len(document) for pack in batch for document in pack)
         self.meter.add(tokens, metrics.pop("flops") / self.mesh.size)
-        self.guard.check(self.step, loss, norm, [document.sample for pack in batch for document in pack])
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
+        self.guard.check(self.step, loss, norm, [document.sample for pack in batch for document in pack], scale)
         record = {
             "kind": "step",
             "step": self.step,
@@ -488,6 +489,7 @@ class Trainer:
             "steps": self.steps,
             "objective": self.objective.model_dump(mode="json"),
             "streak": self.guard.streak,
+            "overflows": self.guard.overflows,
             "exact": self.run.fingerprint(),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
@@ -523,7 +525,7 @@ class Trainer:
         state = self.checkpoints.load(folder)
         self.step, self._saved = state["step"], folder
         self.objective = type(self.objective)(**state["objective"], **self.objective.bound())
-        self.guard = FiniteGuard(state["streak"])
+        self.guard = FiniteGuard(state["streak"], state.get("overflows", 0))
         for name, part in self._parts().items():
             if state.get(name):  # what was switched on since begins anew
                 part.load_state_dict(state[name])
