@@ -49,7 +49,7 @@ def test_the_folder_is_measured_at_once_and_its_recipe_trains(objective: str, tm
     tree = yaml.safe_load(Path(made.recipe).read_text())
     config = Config.parse(tree, "run.yaml")
     assert config.data.pack_tokens == 64 and config.evaluation.ar
-    build(config.objective.name, config.objective.options())
+    build(config.objective.chosen, config.objective.options())
     tree["training"] = {"steps": 2, "batch_size": 2}
     tree["checkpoint"]["path"], tree["log"] = str(tmp_path / "run"), {"console": "none"}
     data = [{"input_ids": [(3 * i + j) % WORDS for i in range(40)]} for j in range(8)]

@@ -159,7 +159,7 @@ def test_blocks_are_of_a_kind_that_is_tested(page: str) -> None:
             assert block.text.startswith("$ "), f"{block.place}: commands begin with `$ `"
         elif block.kind == "yaml":
             config = Config.parse(yaml.safe_load(block.text), block.place)
-            build(config.objective.name, config.objective.options())
+            build(config.objective.chosen, config.objective.options())
         elif block.kind == "text":
             assert "$ " not in block.text, f"{block.place}: commands belong in a console block"
 

@@ -128,10 +128,10 @@ def test_a_folder_opens_as_what_it_was_trained_for(name, kind, size, shift, tmp_
     "name, objective",
     [("LLaDA, biases, grouped, tied", {"name": "mdlm", "variant": "llada"}),
      ("LLaDA-MoE", {"name": "mdlm", "variant": "llada"}),
-     ("LLaDA2, merged", {"name": "block_diffusion", "variant": "llada2", "block_size": 4}),
+     ("LLaDA2, merged", {"name": "block_diffusion", "variant": "llada2", "block_size": 4, "convert": True}),
      ("Dream", {"name": "mdlm", "variant": "dream"}), ("A2D Llama", {"name": "block_diffusion", "block_size": 4}),
-     ("SDAR", {"name": "block_diffusion", "variant": "sdar", "block_size": 8}),
-     ("Fast-dLLM v2", {"name": "fast_dllm_v2", "block_size": 4})],
+     ("SDAR", {"name": "block_diffusion", "variant": "sdar", "block_size": 8, "convert": True}),
+     ("Fast-dLLM v2", {"name": "fast_dllm_v2", "block_size": 4, "convert": True})],
 )  # fmt: skip
 def test_a_run_goes_back_to_the_layout_it_came_from(name, objective, tmp_path):
     made = PUBLISHED[name]()

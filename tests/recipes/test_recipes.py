@@ -44,7 +44,7 @@ def test_there_are_the_commonest_jobs():
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_is_valid_to_the_letter(name):
     config = Config.parse(yaml.safe_load(text(name)), name)
-    build(config.objective.name, config.objective.options())
+    build(config.objective.chosen, config.objective.options())
     config.parallel.refuse_unsupported()
     given = yaml.safe_load(text(name))
     assert bool(given["model"].get("name")) != bool(given["model"].get("config"))

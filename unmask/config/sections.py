@@ -105,8 +105,16 @@ class DataConfig(Section):
 
 class ObjectiveConfig(Section):
     model_config = ConfigDict(extra="allow")
-    #: ar, mdlm, block_diffusion, fast_dllm_v2, i_dlm, diffusion_gemma, or one that another package registered.
-    name: str = "block_diffusion"
+    #: ar, mdlm, block_diffusion, fast_dllm_v2, i_dlm, diffusion_gemma, or one that another package registered. Empty:
+    #: the one that the model was trained by, where its folder says so, else block_diffusion.
+    name: str | None = None
+    #: Train a diffusion model by another objective, block size or shift than its own.
+    convert: bool = False
+
+    @property
+    def chosen(self) -> str:
+        """The name, where the model has none of its own."""
+        return self.name or "block_diffusion"
 
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})

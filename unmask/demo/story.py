@@ -63,7 +63,7 @@ def run(settings: Settings) -> int | None:
     table += [("diffusion model, untrained (bound)", untrained), ("diffusion model, converted (bound)", converted)]
     if show_infilling(settings.out, examples, console):
         # Fast-dLLM v2's bound scores the same tokens.
-        _print(table, text_bytes(documents, tokenizer, build(first.objective.name)), console)
+        _print(table, text_bytes(documents, tokenizer, build(first.objective.chosen)), console)
         _go_on(settings, console)
     return None
 
@@ -141,7 +141,7 @@ def _untrained(
     """The diffusion bound of the model as the first run starts it. A new run also gets the precision quicker here."""
     seed, second = first.training.seed, diffusion(settings, first)
     loaded = load(first.model, tokenizer, seed=seed, vocab_size=vocabulary_of(tokenizer))
-    objective = build(second.objective.name, second.objective.options())
+    objective = build(second.objective.chosen, second.objective.options())
     objective = objective.model_copy(update={"mask_token_id": loaded.mask_token_id})
     row_model = RowModel(loaded.model)
     if first.training.steps == OPEN:

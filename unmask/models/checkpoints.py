@@ -270,7 +270,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = open_tokenizer(folder / "hf") if has_tokenizer else None
     mask = getattr(model.config, "mask_token_id", None)
-    objective = rebuild(config.objective.name, state["objective"]).bind(model, tokenizer, mask)
+    objective = rebuild(config.objective.chosen, state["objective"]).bind(model, tokenizer, mask)
     settings = config.model if config.model.lora.rank else None
     return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
 

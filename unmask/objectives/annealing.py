@@ -26,6 +26,10 @@ class Annealed(Objective):
     #: The share of them that it sees now.
     ahead: float = Field(default=1.0, ge=0, le=1, exclude=True)
 
+    def settled(self) -> dict[str, Any]:
+        """Its attention was opened while it was trained."""
+        return {key: value for key, value in super().settled().items() if key != "anneal"}
+
     def at(self, step: int, steps: int) -> Self:
         """The objective as it stands at `step` of `steps`."""
         return self.model_copy(update={"ahead": self._share(step, steps)}) if self.anneal else self

@@ -125,6 +125,13 @@ class Objective(Section):
         """
         return [None] * len(documents)
 
+    def settled(self) -> dict[str, Any]:
+        """The options to go on training a finished model by: those that are not the variant's, at their last value."""
+        options = self.model_dump(mode="json")
+        variant = {"variant": options["variant"]} if "variant" in options else {}
+        plain = type(self)(**variant).model_dump(mode="json")
+        return variant | {key: value for key, value in options.items() if value != plain[key]}
+
     def bind(self, model: Any, tokenizer: Any, mask_token_id: int | None) -> Objective:
         """The objective with what follows from the model, its tokeniser (or None) and its mask token.
 

@@ -162,6 +162,15 @@ class BlockDiffusion(Annealed):
         """The block size the model is trained for in the end: the schedule's last, or block_size."""
         return self.block_schedule[-1].size if self.block_schedule else self.block_size
 
+    def settled(self) -> dict[str, Any]:
+        """With the last size of a block_schedule, and the window that `clip: auto` has come to."""
+        options = super().settled()
+        if options.pop("block_schedule", None):
+            options["block_size"] = self.size
+        if options.pop("window", None) and self.clip == "auto":
+            options["clip"] = list(self.span)
+        return options
+
     @property
     def span(self) -> tuple[float, float]:
         """The window (emin, emax) that noise levels are drawn from now."""

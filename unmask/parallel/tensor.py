@@ -94,9 +94,9 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
         )
-    if objectives[config.objective.name].loss is not Objective.loss:
+    if objectives[config.objective.chosen].loss is not Objective.loss:
         raise UserError(
-            f"objective.name={config.objective.name} has a loss of its own, which takes whole logits: {size}"
+            f"objective.name={config.objective.chosen} has a loss of its own, which takes whole logits: {size}"
         )
 
 

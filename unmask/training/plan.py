@@ -39,7 +39,7 @@ def plan(config: Config) -> dict[str, Any]:
     return {
         "model": run.model.config.model_type,
         "parameters": size,
-        "objective": config.objective.name,
+        "objective": run.config.objective.chosen,
         "mask_token_id": run.objective.mask_token_id,
         "device": str(run.device),
         "documents": run.packs.documents,

@@ -49,14 +49,14 @@ def check_settings(config: Config, objective: Objective) -> None:
     if config.model.mask_noise_steps and not objective.places_mask:
         raise UserError(
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
-            f"objective.name={config.objective.name} places no mask token; set it to 0"
+            f"objective.name={config.objective.chosen} places no mask token; set it to 0"
         )
     if config.evaluation.ar and objective.decoding.kind in ("causal", "canvas"):
         why = (
             "the bound is that already" if objective.decoding.kind == "causal" else "its encoder has a loss of its own"
         )
         raise UserError(
-            f"evaluation.ar=true has no effect with objective.name={config.objective.name}: {why}; leave it out"
+            f"evaluation.ar=true has no effect with objective.name={config.objective.chosen}: {why}; leave it out"
         )
     for key in ("balance_loss", "z_loss"):
         value, stages = getattr(config.model, key), config.parallel.pipeline_stages

@@ -27,7 +27,7 @@ from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
 from unmask.parallel.mesh import world_size
-from unmask.training import low_precision, refusals
+from unmask.training import low_precision, own_objective, refusals
 from unmask.training.batches import micro_batches
 from unmask.training.optimizers import optimizers
 from unmask.training.schedules import schedules
@@ -59,6 +59,8 @@ class Run:
     shapes: dict[str, list[int]]
     #: What each process reads of the model's weights when it knows its part.
     deferred: Deferred
+    #: Of the objective: where it is from.
+    said: list[str]
 
     @property
     def autocast(self) -> bool:
@@ -96,16 +98,20 @@ class Run:
             for source in self.packs.sources
             if source.packs.dataset.texts and source.packs.dataset.bos != begin
         ]
-        return unused + [
-            f"{source.name}: {note}"
-            for source in self.packs.sources
-            for note in source.packs.notes("data.pack_tokens", "data.long_documents")
-        ]
+        return (
+            self.said
+            + unused
+            + [
+                f"{source.name}: {note}"
+                for source in self.packs.sources
+                for note in source.packs.notes("data.pack_tokens", "data.long_documents")
+            ]
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
         return {
-            "objective.name": self.config.objective.name,
+            "objective.name": self.config.objective.chosen,
             **{f"objective.{name}": value for name, value in self.objective.model_dump(mode="json").items()},
             "training.seed": self.config.training.seed,
             "training.batch_size": self.config.training.batch_size,
@@ -122,13 +128,9 @@ class Run:
 def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
     config.parallel.refuse_unsupported()
-    objective = build_objective(config.objective.name, config.objective.options())
-    if config.training.precision == "fp16" and config.model.dtype == "float16":
-        raise UserError("training.precision=fp16 needs parameters in full precision: set model.dtype=float32")
-    if config.training.precision != "fp32" and config.model.dtype == "float64":
-        raise UserError(
-            f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
-        )
+    config, said = own_objective.chosen(config)
+    objective = build_objective(config.objective.chosen, config.objective.options())
+    _check_precision(config)
     refusals.check_settings(config, objective)
     optimizers[config.optimizer.name]
     schedules[config.schedule.name]
@@ -198,7 +200,17 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         steps=steps,
         shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
         deferred=deferred,
+        said=said,
     )
+
+
+def _check_precision(config: Config) -> None:
+    if config.training.precision == "fp16" and config.model.dtype == "float16":
+        raise UserError("training.precision=fp16 needs parameters in full precision: set model.dtype=float32")
+    if config.training.precision != "fp32" and config.model.dtype == "float64":
+        raise UserError(
+            f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
+        )
 
 
 def divides(config: Config) -> bool:

@@ -144,6 +144,7 @@ class Trainer:
 
     def _train(self, train_dataset: Any, val_dataset: Any) -> None:
         self.run = self.mesh.together(lambda: setup.prepare(self.config, train_dataset, val_dataset))
+        self.config = self.run.config
         self.mesh.agree(
             {**self.run.fingerprint(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
         )
