@@ -148,7 +148,13 @@ def test_long_texts_and_responses_are_their_text(dummy_prefix: Any, tmp_path: Pa
     text = "abcd" * 40 + " one and one"
     record = {"prompt": "one and ", "response": "two" * 50}
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps(record))
+    sizes: list[int] = []
+    encode = Encoder._encode
+    monkeypatch.setattr(
+        Encoder, "_encode", lambda self, texts: sizes.append(sum(map(len, texts))) or encode(self, texts)
+    )
     dataset = dataset_from(str(tmp_path / "a.jsonl"), dummy_prefix, eos=False)
+    assert max(sizes) < 100 + 64, "what is encoded at once is bounded, however long a line is"
     said = [dummy_prefix.decode(dataset.document(number)[0]) for number in range(2)]
     assert said == [text, record["prompt"] + record["response"]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unmask.data import dataset_from, end_policy, load_tokenizer, open_dataset, prepare, train_tokenizer
+from unmask.data import dataset_from, encoding, end_policy, load_tokenizer, open_dataset, prepare, train_tokenizer
 from unmask.errors import UserError
 from unmask.rows import Document
 
@@ -201,6 +201,22 @@ def test_a_tokeniser_that_trims_offsets_changes_nothing(tmp_path: Path, speaker:
     assert trimming.backend_tokenizer.post_processor is not None  # the tokeniser that was given stays as it is
     token, flags = coded(messages, trimming)
     assert said(trimming, token, flags)[-1] == "  spaced  <|im_end|>\n"
+
+
+def test_a_long_conversation_is_encoded_in_pieces(tmp_path: Path, speaker: Any, monkeypatch: Any) -> None:
+    """With the ids and the places that the whole has; what is encoded at once is bounded."""
+    messages = [
+        {**message, "content": message["content"] + " return self.x\n    def f" * 40} for message in CONVERSATION
+    ]
+    tokenizer = with_template(speaker, PLAIN, tmp_path)
+    whole = coded(messages, tokenizer)
+    monkeypatch.setattr("unmask.data.records.PIECE", 100)
+    monkeypatch.setattr("unmask.data.encoding.CHARACTERS", 300)
+    sizes = []
+    groups = encoding._groups
+    monkeypatch.setattr(encoding, "_groups", lambda given: sizes.extend(groups(given)) or groups(given))
+    assert coded(messages, tokenizer) == whole
+    assert len(sizes) > 10
 
 
 def test_tools_and_their_calls(tmp_path: Path, speaker: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from unmask.data.beginnings import beginning, begun
 from unmask.data.chat import Chat, NoTemplate, chat_of
 from unmask.data.reading import Reading
-from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
+from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of, split
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
 
@@ -130,10 +130,22 @@ class Encoder:
             # Without the part that only trims spaces off the places of tokens, special tokens being left out.
             self._placing = copy.deepcopy(self._backend)
             self._placing.post_processor = None
-        encodings = self._placing.encode_batch(texts, add_special_tokens=False)
+        pieces = [(number, *piece) for number, text in enumerate(texts) for piece in _pieces(text)]
+        joint, ids = self._joints[0] if any(at for _, at, _ in pieces) else ("", [])
+        found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in texts]
+        for group in _groups([len(part) for *_, part in pieces]):
+            marked = [joint + part if at else part for _, at, part in pieces[group]]
+            encodings = self._placing.encode_batch(marked, add_special_tokens=False)
+            for (number, at, part), encoding in zip(pieces[group], encodings, strict=True):
+                skip, before = (len(ids), len(joint)) if at else (0, 0)
+                if skip and not begun(encoding.ids, ids):  # joined to what was put in front
+                    encoding, skip, before = self._placing.encode(part, add_special_tokens=False), 0, 0
+                place = np.array(encoding.offsets[skip:], np.int64).reshape(-1, 2) + (at - before)
+                found[number].append((np.array(encoding.ids[skip:], np.uint32), place))
+        empty = (np.empty(0, np.uint32), np.empty((0, 2), np.int64))
         return [
-            (np.array(encoding.ids, np.uint32), np.array(encoding.offsets, np.int64).reshape(-1, 2))
-            for encoding in encodings
+            (np.concatenate([ids for ids, _ in parts]), np.concatenate([place for _, place in parts]))
+            for parts in (parts or [empty] for parts in found)
         ]
 
     def fault(self, token: np.ndarray, *, given: bool) -> str | None:
@@ -269,6 +281,14 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """(where it begins, the piece) of the pieces that a text is encoded in."""
+    at = 0
+    for part in split([text]):
+        yield at, part
+        at += len(part)
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[slice]:
