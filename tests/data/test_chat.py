@@ -336,3 +336,37 @@ def test_a_tokeniser_is_trained_on_what_is_said(tmp_path: Path, speaker: Any) ->
     contents = "\n".join(str(message["content"]) for message in CONVERSATION)
     expected = train_tokenizer([contents] * 20, 280, tmp_path / "t")
     assert trained.get_vocab() == expected.get_vocab()
+
+
+def test_a_tokeniser_that_is_trained_keeps_the_templates_tokens_whole(tmp_path: Path) -> None:
+    from unmask.data import source_tokenizer
+
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": CONVERSATION}) + "\n" for _ in range(20)))
+    template = "<|endoftext|>[SAYS]<think></think>" + PLAIN
+    (tmp_path / "chat.jinja").write_text(template)
+    reports: list[tuple[int, int, int]] = []
+    options: dict[str, Any] = {"chat_template": str(tmp_path / "chat.jinja")}
+    trained = source_tokenizer(tmp_path / "a.jsonl", 300, report=lambda *told: reports.append(told), **options)
+    names = ["[SAYS]", "<think>", "</think>", "<|im_start|>", "<call>", "</call>", "<|im_end|>"]
+    assert trained.convert_tokens_to_ids(names) == list(range(3, 10)) and len(trained) == 300
+    assert set(range(3, 10)) <= set(trained.all_special_ids)
+    size = (tmp_path / "a.jsonl").stat().st_size
+    assert [told[0] for told in reports] == sorted(told[0] for told in reports) and reports[-1] == (size, size, 19)
+    prepare(tmp_path / "a.jsonl", tmp_path / "out", trained, **options)
+    dataset = open_dataset(tmp_path / "out")
+    token, flags = dataset.document(0)
+    assert (token == 6).sum() == len(CONVERSATION)
+    assert end_policy([Document(token, flags)], load_tokenizer(tmp_path / "out")) == "each answer (<|im_end|>)"
+    with pytest.raises(UserError, match="vocab_size=260: a byte-level vocabulary has at least 266 tokens, 7 special"):
+        source_tokenizer(tmp_path / "a.jsonl", 260, **options)
+
+
+def test_a_dataset_a_run_and_its_steps_stand_for_their_tokeniser(tmp_path: Path, speaker: Any) -> None:
+    for number, place in enumerate(["data/tokenizer", "run/step-00000009/hf", "run/step-00000010/hf"]):
+        speaker.chat_template = f"template {number}"
+        speaker.save_pretrained(tmp_path / place)
+    speaker.chat_template = None
+    named = {"data": 0, "run/step-00000009": 1, "run/step-00000009/hf": 1, "run": 2}
+    assert {name: load_tokenizer(tmp_path / name).chat_template for name in named} == {
+        name: f"template {number}" for name, number in named.items()
+    }

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.training.tiny import MODEL, config, documents, train
-from unmask.data import checksums, open_dataset, prepare
+from unmask.data import checksums, dataset_from, open_dataset, prepare
 from unmask.errors import UserError
 from unmask.training import setup
 from unmask.training.plan import plan
@@ -162,3 +162,26 @@ def test_data_that_begin_otherwise_than_prompts_are_told(tmp_path):
     [note] = setup.prepare(config(tmp_path / "run", "data.bos=true"), str(tmp_path / "data")).notes()
     assert "its documents do not begin as the tokeniser begins prompts (bos: <s>); prepare it again, or set" in note
     assert note.endswith("set data.bos=false")
+
+
+def test_raw_sources_are_read_as_prepare_reads_them(tmp_path, prepared):
+    names = {name: i for i, name in enumerate(["<eos>", *(f"w{i}" for i in range(20)), "ask", "say"])}
+    bare = words(tmp_path / "words", names, eos_token="<eos>")
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}{{ 'ask ' if m.role == 'user' else 'say ' }}{{ m.content }} <eos> {% endfor %}"
+    )
+    say = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
+    data = raw(tmp_path, [{"talk": say * 2}] * 3)
+    own = [f"data.tokenizer={bare}", f"data.train={data}", "data.fields={messages: talk}", "data.supervise=last"]
+    run = setup.prepare(config(tmp_path / "run", *own, f"data.chat_template={tmp_path / 'chat.jinja'}"))
+    token, flags = run.packs.sources[0].packs.dataset.document(0)
+    expected = dataset_from(
+        [{"messages": say * 2}], bare, supervise="last", chat_template=str(tmp_path / "chat.jinja")
+    ).document(0)
+    assert token.tolist() == expected[0].tolist() == [21, 2, 0, 22, 3, 0] * 2
+    assert flags.tolist() == expected[1].tolist() and flags.sum() == 3
+    assert run.tokenizer.chat_template.startswith("{% for m in messages %}")
+    with pytest.raises(UserError, match="data.supervise=last has no effect: the data are prepared already"):
+        setup.prepare(config(tmp_path / "run", f"data.train={prepared}", "data.supervise=last"))
+    with pytest.raises(UserError, match="data: fields: 'txet' is no field of a record"):
+        setup.prepare(config(tmp_path / "run", f"data.train={data}", "data.fields={txet: talk}"))

@@ -81,6 +81,12 @@ class DataConfig(Section):
     tokenizer: str | None = None
     #: Begin documents of text, and prompts, with the tokeniser's beginning token; `auto`: where it does so itself.
     bos: bool | Literal["auto"] = "auto"
+    #: As of `unmask prepare`, for sources that are not prepared: their own names of fields, {text: content}.
+    fields: dict[str, str] = {}
+    #: Likewise: which turns of the assistant are learnt from.
+    supervise: Literal["all", "last"] = "all"
+    #: Likewise: a file with a chat template, in place of the tokeniser's; the run's tokeniser keeps it.
+    chat_template: str | None = None
     #: Tokens in a pack.
     pack_tokens: int = Field(default=4096, ge=2)
     #: Documents longer than a pack are cut into chunks of its size; or refused; or left out of training, and counted.

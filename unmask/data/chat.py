@@ -21,6 +21,8 @@ from unmask.errors import UserError, as_path
 
 #: As transformers finds them.
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+#: Texts of templates that are tokens of their own.
+SPECIAL = re.compile(r"<\|[^\s|<>{}]+\|>|</?[a-z]+(?:_[a-z]+)*>|\[/?[A-Z][A-Z_]+\]")
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,11 @@ def read_template(file: str) -> str:
     except TemplateSyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: not a chat template: {error.message}") from None
     return text
+
+
+def special_texts(template: str) -> tuple[str, ...]:
+    """What a template writes round messages that is to be a token: <|im_start|>, <end_of_turn>, [INST], <think>."""
+    return tuple(dict.fromkeys(SPECIAL.findall(template)))
 
 
 def _checked(messages: Any, tools: Any, where: str) -> tuple[list[Any] | None, list[int]]:

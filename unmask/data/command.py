@@ -52,7 +52,7 @@ def run(
     options = {**read, "fields": dict(map(_field, read["field"] or []))}
     del options["field"]
     options["bos"] = "auto" if options["bos"] is None else options["bos"]
-    chosen = path if size is None else source_tokenizer(source, size, **options)
+    chosen = path if size is None else source_tokenizer(source, size, report=report, **options)
     start = time.perf_counter()
     manifest = prepare(source, output, chosen, force=force, report=report, **options)
     seconds = time.perf_counter() - start

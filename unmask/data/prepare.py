@@ -18,7 +18,7 @@ from unmask.data import checksums
 from unmask.data import dataset as layout
 from unmask.data.arrow import chosen_split
 from unmask.data.beginnings import begin_with
-from unmask.data.chat import read_template, texts_of
+from unmask.data.chat import read_template, special_texts, texts_of
 from unmask.data.dataset import Dataset, File, Manifest, open_dataset
 from unmask.data.encoding import Coder, batches
 from unmask.data.reading import Reading
@@ -99,15 +99,25 @@ def prepare(
     return manifest
 
 
-def source_tokenizer(source: str | Path, size: int, **options: Any) -> Any:
+def source_tokenizer(source: str | Path, size: int, *, report: Report | None = None, **options: Any) -> Any:
     """A byte-level BPE of `size` tokens trained on the texts of a source, as `prepare` reads them.
 
-    options: the fields of `Reading`. Of conversations it is the messages' contents that count, not the template.
+    options: the fields of `Reading`; report: as of `prepare`. Of conversations it is the messages' contents that are
+    learnt from; what a chat template writes round them (<|im_start|>) are special tokens, one each.
     """
     reading = Reading.parse(options, "prepare")
-    items = read_files(find_files(source), reading)
+    files = find_files(source)
+    total = sum(map(size_of, files))
+    special = special_texts(read_template(reading.chat_template)) if reading.chat_template is not None else ()
+
+    def texts() -> Iterator[str]:
+        for number, item in enumerate(read_files(files, reading)):
+            if report is not None and not isinstance(item, Bad):
+                report(item.read, total, number)
+            yield from texts_of(item, reading)
+
     with TemporaryDirectory() as folder:
-        return train_tokenizer((text for item in items for text in texts_of(item, reading)), size, folder)
+        return train_tokenizer(texts(), size, folder, special)
 
 
 def dataset_from(source: Any, tokenizer: Any = None, **options: Any) -> Dataset:
@@ -172,12 +182,16 @@ def _loaded(tokenizer: Any, reading: Reading) -> Any:
     """A tokeniser, with the chat template that the reading names."""
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
-    tokenizer = begin_with(tokenizer, reading.bos, "bos")
-    if reading.chat_template is None:
+    return with_template(begin_with(tokenizer, reading.bos, "bos"), reading.chat_template)
+
+
+def with_template(tokenizer: Any, file: str | None) -> Any:
+    """The tokeniser, or a copy of it with the chat template of a file."""
+    if file is None:
         return tokenizer
-    template = read_template(reading.chat_template)
+    template = read_template(file)
     if tokenizer is None:
-        raise UserError(f"chat_template={reading.chat_template}: has no effect without a tokeniser")
+        raise UserError(f"chat_template={file}: has no effect without a tokeniser")
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = template
     return tokenizer

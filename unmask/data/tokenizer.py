@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -25,13 +25,20 @@ END, MASK, PAD = "<|endoftext|>", "<|mask|>", "<|pad|>"
 SMALLEST = 256 + 3  # every byte and the three special tokens
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, path: str | Path, special: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of `vocab_size` tokens and save it as a folder that transformers' AutoTokenizer opens.
 
-    Its end, mask and pad tokens have the ids 0, 1 and 2. Little text gives fewer tokens than asked for.
+    Its end, mask and pad tokens have the ids 0, 1 and 2; `special`: further special tokens, which have the next ones.
+    Little text gives fewer tokens than asked for.
     """
-    if vocab_size < SMALLEST:
-        raise UserError(f"vocab_size={vocab_size}: a byte-level vocabulary has at least {SMALLEST} tokens")
+    more = [text for text in dict.fromkeys(special) if text not in (END, MASK, PAD)]
+    if vocab_size < SMALLEST + len(more):
+        raise UserError(
+            f"vocab_size={vocab_size}: a byte-level vocabulary has at least {SMALLEST + len(more)} tokens"
+            + (f", {len(more)} special ones of the chat template among them" if more else "")
+        )
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -40,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> 
     model.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END, MASK, PAD],
+        special_tokens=[END, MASK, PAD, *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -49,6 +56,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: str | Path) -> 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model, eos_token=END, mask_token=MASK, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+    if more:
+        tokenizer.add_special_tokens({"extra_special_tokens": more})
     tokenizer.save_pretrained(str(path))
     return tokenizer
 
@@ -86,10 +95,17 @@ def _ending_on_a_signal(texts: Iterable[str]) -> Iterator[Iterator[str]]:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokeniser of a folder, a `tokenizer.json` or a `.gguf` file; from this disk only."""
+    """The tokeniser of a folder, a `tokenizer.json` or a `.gguf` file, a prepared dataset, a run or one of its steps.
+
+    From this disk only.
+    """
     path = Path(path)
     if not path.exists():
-        raise UserError(f"{path}: no such tokeniser; give a folder with tokenizer.json, that file, or a .gguf file")
+        raise UserError(
+            f"{path}: no such tokeniser; give a folder with tokenizer.json, that file, a .gguf file, a prepared "
+            f"dataset or a run"
+        )
+    path = _inside(path)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -103,6 +119,15 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # whatever a malformed file makes these libraries raise
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{path}: holds no tokeniser that transformers can open: {reason}") from error
+
+
+def _inside(path: Path) -> Path:
+    """Where the tokeniser lies in a prepared dataset, a step of a run, or a run, whose newest it is."""
+    if any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return path
+    steps = [folder for folder in path.glob("step-*/hf") if folder.parent.name.removeprefix("step-").isdecimal()]
+    steps.sort(key=lambda folder: int(folder.parent.name.removeprefix("step-")), reverse=True)
+    return next((folder for folder in (path / "tokenizer", path / "hf", *steps) if folder.is_dir()), path)
 
 
 def fingerprint(tokenizer: Any) -> str:

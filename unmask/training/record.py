@@ -35,7 +35,7 @@ PACKAGES = ("unmask", "torch", "transformers", "tokenizers", "datasets", "safete
 #: Seconds that git may take to describe a working tree.
 PATIENCE = 10.0
 #: Config keys that hold a path.
-PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer")
+PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer", "data.chat_template")
 
 
 def write(run: Run, step: int, processes: int) -> None:

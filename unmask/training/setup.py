@@ -13,8 +13,9 @@ import torch
 from unmask import tracking
 from unmask.attention.plan import choose_backend
 from unmask.config import Config, DataConfig, SourceConfig
-from unmask.data import Mixture, Packs, Sampler, Source, dataset_from, load_tokenizer, open_dataset
+from unmask.data import Dataset, Mixture, Packs, Reading, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.beginnings import begin_with, beginning, shown
+from unmask.data.prepare import with_template
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
@@ -33,7 +34,6 @@ from unmask.training.optimizers import optimizers
 from unmask.training.schedules import schedules
 
 if TYPE_CHECKING:
-    from unmask.data import Dataset
     from unmask.rows import Document
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -153,7 +153,9 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     if getattr(objective, "clip", None) == "auto" and (validation is None or not config.evaluation.every):
         raise UserError("objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
     sources = _sources(train)
+    _check_raw(config, [*(source for _, source, _ in sources), *named(validation).values()])
     tokenizer = _tokenizer(config, [source for _, source, _ in sources])
+    tokenizer = with_template(tokenizer, config.data.chat_template)
     tokenizer = begin_with(tokenizer, config.data.bos if tokenizer is not None else "auto", "data.bos")
     packs = _mixture(config, sources, tokenizer)
     deferred = Deferred()
@@ -277,7 +279,7 @@ def _sources(train: Any) -> list[tuple[str, Any, float | None]]:
 def _mixture(config: Config, sources: list[tuple[str, Any, float | None]], tokenizer: Any) -> Mixture:
     opened = []
     for name, source, weight in sources:
-        dataset = _dataset(source, tokenizer, "data.train")
+        dataset = _dataset(source, tokenizer, "data.train", config)
         packs = Packs(dataset, config.data.pack_tokens, config.data.long_documents, name)
         opened.append(Source(name, packs, weight))
     return Mixture(opened)
@@ -300,13 +302,36 @@ def _tokenizer(config: Config, sources: list[Any]) -> Any:
     return load_tokenizer(model) if model.is_file() or any((model / file).exists() for file in files) else None
 
 
-def _dataset(source: Any, tokenizer: Any, key: str) -> Dataset:
+def _dataset(source: Any, tokenizer: Any, key: str, config: Config) -> Dataset:
     if isinstance(source, str | Path) and not exists(source):
         raise UserError(f"{key}={source}: no such dataset, file or folder")
-    dataset = dataset_from(source, tokenizer)
+    options = {} if _is_prepared(source) else {name: getattr(config.data, name) for name in _of_raw(config)}
+    dataset = dataset_from(source, tokenizer, **options)
     if dataset.tokens == 0:
         raise UserError(f"{key}={_name(source)}: the dataset is empty")
     return dataset
+
+
+def _of_raw(config: Config) -> list[str]:
+    """The settings that say how sources are read that are not prepared, those that are given."""
+    fields = type(config.data).model_fields
+    return [name for name in Reading.model_fields.keys() & fields.keys() - {"bos"}
+            if getattr(config.data, name) != fields[name].default]  # fmt: skip
+
+
+def _is_prepared(source: Any) -> bool:
+    return isinstance(source, Dataset) or (isinstance(source, str | Path) and is_dataset(Path(source)))
+
+
+def _check_raw(config: Config, sources: list[Any]) -> None:
+    """UserError for settings of sources that are not prepared where there are none."""
+    given = _of_raw(config)
+    Reading.parse({name: getattr(config.data, name) for name in given}, "data")
+    if given and all(map(_is_prepared, sources)):
+        raise UserError(
+            f"data.{given[0]}={getattr(config.data, given[0])} has no effect: the data are prepared already; leave it "
+            f"out, or give it to `unmask prepare`"
+        )
 
 
 def _name(source: Any) -> Any:
@@ -321,7 +346,7 @@ def _validation(
     for name, source in named(given).items():
         refusals.check_bound(objective)
         key = f"data.validation.{name}" if isinstance(given, dict) else "data.validation"
-        dataset, data = _dataset(source, loaded.tokenizer, key), config.data
+        dataset, data = _dataset(source, loaded.tokenizer, key, config), config.data
         dataset.check_rows(loaded.model.get_input_embeddings().weight.shape[0], loaded.tokenizer, key)
         packs = Packs(dataset, data.pack_tokens, data.long_documents, f"{key}={_name(source)}")
         count = len(packs) if config.evaluation.packs == 0 else min(config.evaluation.packs, len(packs))
