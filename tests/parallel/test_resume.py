@@ -73,8 +73,13 @@ def test_on_another_number_of_processes(first, second, workers, whole, tmp_path)
     goes_on(workers, ON[first], ON[second], whole, tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["float32"])
-@pytest.mark.parametrize("on", ["2", "4", "2 shards", "2 shards of 2 blocks", "2 stages, untied"])
+@pytest.mark.parametrize(
+    "on, dtype",
+    [
+        *((on, "float32") for on in ("2", "4", "2 shards", "2 shards of 2 blocks", "2 stages, untied")),
+        ("2 shards", "bfloat16"),  # with fp32 masters, divided as their parameters are
+    ],
+)
 def test_on_the_same_two_halves_are_the_whole_bit_for_bit(on, dtype, workers, tmp_path):
     case = replace(ON[on], dtype=dtype)
     whole = run(workers, case, tmp_path / "whole")

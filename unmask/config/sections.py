@@ -43,7 +43,7 @@ class ModelConfig(Section):
     name: str | None = None
     #: A transformers configuration (`model_type: qwen3`, `hidden_size: ...`): random initialisation from the seed.
     config: dict[str, Any] | None = None
-    #: Parameters are kept in this dtype; see training.precision for the arithmetic.
+    #: Dtype of the parameters (in training with fp32 copies of half precision); for arithmetic see training.precision.
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     #: Id of the mask token. Empty: the model's or tokeniser's own, else (not of a diffusion model) a padded or new row.
     mask_token_id: int | None = None
@@ -148,7 +148,7 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
-    #: adamw: how the running means are kept: `full` as the parameters, bf16, 8bit or 4bit.
+    #: adamw: how the running means are kept: `full` (fp32, of fp64 parameters fp64), bf16, 8bit or 4bit.
     state: Literal["full", "bf16", "8bit", "4bit"] = "full"
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)

@@ -24,6 +24,7 @@ from unmask.errors import UserError, disk_refusal
 from unmask.models import checkpoints as layout
 from unmask.parallel.mesh import Mesh
 from unmask.training.ema import Ema
+from unmask.training.masters import MASTER
 from unmask.training.optimizers import SETTINGS
 
 
@@ -174,7 +175,7 @@ class Checkpoints:
     def load(self, folder: Path) -> dict[str, Any]:
         """Verify `folder`, restore everything from it in place and return its JSON state.
 
-        The optimiser's settings stay the config's. Averages that the checkpoint lacks start from its weights.
+        The optimiser's settings stay the config's. Averages and masters that it lacks start from the weights.
         """
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
@@ -187,6 +188,9 @@ class Checkpoints:
             state[part] = {name: value for name, value in state[part].items() if f"{part}.{name}" in saved}
             if not state[part]:
                 del state[part]
+        for name, own in state["optimizer"]["state"].items():  # masters, which older checkpoints lack
+            if f"optimizer.state.{name}.{MASTER}" not in saved:
+                own.pop(MASTER, None)
         dcp.load(state, checkpoint_id=folder, no_dist=True)
         set_optimizer_state_dict(self.model, self.optimizer, self._own_groups(state["optimizer"]))
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):

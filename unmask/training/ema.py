@@ -8,7 +8,7 @@ outweighing a short run. A skipped update changes nothing. Averages are kept in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -20,8 +20,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class Ema:
     """The averages of a model's trainable parameters, by name, beside the live ones."""
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
+    def __init__(self, model: nn.Module, decay: float, masters: Mapping[Tensor, Tensor] | None = None):
+        """masters: the fp32 copies of parameters that are in fewer bits, which are averaged in their place."""
+        self.decay, self.masters = decay, masters or {}
         self.live = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.average = {name: average_of(parameter) for name, parameter in self.live.items()}
 
@@ -29,13 +30,13 @@ class Ema:
         """Take in the weights after update `step` (from 0)."""
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [local(average) for average in self.average.values()]
-        weights = [local(self.live[name].detach()).to(average.dtype) for name, average in self.average.items()]
+        weights = [local(self._exact(name)).to(average.dtype) for name, average in self.average.items()]
         get_ema_multi_avg_fn(decay)(averages, weights, None)
 
     def restart(self) -> None:
         """Begin again from the live weights."""
         for name, average in self.average.items():
-            average.copy_(self.live[name].detach())
+            average.copy_(self._exact(name))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -46,6 +47,9 @@ class Ema:
             yield
         finally:
             self._put(kept)
+
+    def _exact(self, name: str) -> Tensor:
+        return self.masters.get(self.live[name], self.live[name]).detach()
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:

@@ -36,15 +36,13 @@ CHUNK = 2**21
 
 def check(config: Config, model: nn.Module) -> None:
     """Raise UserError for an `optimizer.state` that cannot be had, or that would not train."""
-    optimizer, dtype = config.optimizer, config.model.dtype
+    optimizer = config.optimizer
     if optimizer.state == "full":
         return
     here = f"optimizer.state={optimizer.state}"
     if optimizer.name == "muon":
         raise UserError(f"{here} goes with optimizer.name=adamw, not with muon: use full")
     if optimizer.state == "bf16":
-        if dtype == "bfloat16":
-            raise UserError(f"{here} has no effect: with model.dtype=bfloat16 the state is bf16 in any case; use full")
         for beta in optimizer.betas:
             if 0 < 1 - beta < 2**-8:
                 raise UserError(

@@ -9,6 +9,7 @@ from torch import nn
 
 from unmask.config import OptimizerConfig
 from unmask.registry import Registry
+from unmask.training.masters import mastered
 
 #: name -> callable(parameter groups, OptimizerConfig) -> torch optimiser
 optimizers = Registry(
@@ -20,8 +21,10 @@ SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_st
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of `config.name` over the trainable parameters of `model`."""
-    return optimizers[config.name](groups(model, config.weight_decay), config)
+    """The optimiser of `config.name` over the trainable parameters of `model`, of those in half precision over fp32
+    copies (`unmask.training.masters`)."""
+    make = optimizers[config.name]
+    return mastered(groups(model, config.weight_decay), lambda groups: make(groups, config))
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
 from unmask.parallel.mesh import world_size
-from unmask.training import low_precision, own_objective, refusals
+from unmask.training import low_precision, masters, own_objective, refusals
 from unmask.training.batches import micro_batches
 from unmask.training.optimizers import optimizers
 from unmask.training.schedules import schedules
@@ -101,6 +101,7 @@ class Run:
         return (
             self.said
             + unused
+            + masters.notes(self.model)
             + [
                 f"{source.name}: {note}"
                 for source in self.packs.sources

@@ -41,6 +41,7 @@ from unmask.training.levels import LevelLosses
 from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
+from unmask.training.masters import masters
 from unmask.training.noise_scale import NoiseScale, measurable
 from unmask.training.offload import Offload, Streams
 from unmask.training.profile import Profile
@@ -213,7 +214,7 @@ class Trainer:
         self._parallelise()
         self.optimizer = optimizers.build(run.model, self.config.optimizer)
         self._peaks = [group.get("lr", self.config.optimizer.learning_rate) for group in self.optimizer.param_groups]
-        self.ema = Ema(run.model, training.ema) if training.ema else None
+        self.ema = Ema(run.model, training.ema, masters(self.optimizer)) if training.ema else None
         half = training.precision == "fp16"
         if not self.mesh.divided:
             self.scaler = torch.amp.GradScaler(run.device.type, enabled=half)
