@@ -60,7 +60,7 @@ def test_routers_that_are_kept_in_fp32_beside_bf16(options, workers, tmp_path):
     start = PUBLISHED["LLaDA2"]().tensors
     for name in (name for name in start if name.endswith("gate.weight")):
         moved, wanted = (each["weights"][name] - start[name].numpy() for each in (ranks[0], one))
-        assert np.linalg.norm(moved - wanted) < 0.05 * np.linalg.norm(wanted)
+        assert np.linalg.norm(moved - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("of", CASES)
