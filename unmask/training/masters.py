@@ -41,7 +41,7 @@ def notes(model: nn.Module) -> list[str]:
     """What becomes of the parameters that are trained in half precision."""
     found = {each.dtype for each in model.parameters() if each.requires_grad} & set(HALF)
     return [
-        f"model.dtype={str(dtype).removeprefix('torch.')}: the optimiser updates a copy of every such parameter in fp32 "
+        f"model.dtype={str(dtype).removeprefix('torch.')}: the optimiser updates a copy of such parameters in fp32 "
         f"(4 bytes each), and the model takes it rounded"
         for dtype in found
     ]
