@@ -57,6 +57,19 @@ def unmask(*arguments: str | Path, cwd: Path) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def test_no_bar_of_transformers_tears_the_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a terminal, too, where loading shows one elsewhere."""
+    from transformers.utils import logging
+
+    from unmask.demo import story
+
+    seen: list[bool] = []
+    monkeypatch.setattr(story, "_told", lambda settings, console: seen.append(logging.is_progress_bar_enabled()))
+    before = logging.is_progress_bar_enabled()
+    run(Settings(out=tmp_path))
+    assert seen == [False] and logging.is_progress_bar_enabled() == before
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A finished small demo; its output is beside it."""

@@ -87,7 +87,7 @@ def test_a_folder_gives_back_what_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_gguf_file_gives_the_logits_of_its_weights(tmp_path: Path, tied: bool) -> None:
+def test_a_gguf_file_gives_the_logits_of_its_weights(tmp_path: Path, tied: bool, capfd: Any) -> None:
     pytest.importorskip("gguf")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -96,7 +96,9 @@ def test_a_gguf_file_gives_the_logits_of_its_weights(tmp_path: Path, tied: bool)
     shape["tie_word_embeddings"] = tied
     stock = LlamaForCausalLM(LlamaConfig(**shape)).eval()
     write_gguf(tmp_path / "tiny.gguf", stock)
+    capfd.readouterr()
     model, tokenizer, mask = load(ModelConfig(name=str(tmp_path / "tiny.gguf")))
+    assert capfd.readouterr().err == "", "a progress bar in a log"
     assert tokenizer.convert_tokens_to_ids(tokenizer.tokenize("abc")) == [28, 2]
     assert mask == len(tokenizer) - 1 == 40 == tokenizer.mask_token_id
     token = torch.arange(40)[None]

@@ -22,6 +22,7 @@ from unmask.evaluation import Bound, bound, text_bytes
 from unmask.export import export
 from unmask.hf import vocabulary_of
 from unmask.models import RowModel, load
+from unmask.models.bars import no_bars
 from unmask.models.checkpoints import saved_steps
 from unmask.objectives import Objective, build
 from unmask.rows import Document
@@ -33,7 +34,11 @@ def run(settings: Settings) -> int | None:
     """Everything, in order; the number of the signal that ended the training, if one did."""
     if not math.isfinite(settings.minutes):
         raise UserError(f"--minutes {settings.minutes}: give the minutes that the training may take")
-    console = Console(highlight=False)
+    with no_bars():
+        return _told(settings, Console(highlight=False))
+
+
+def _told(settings: Settings, console: Console) -> int | None:
     files = _corpus(settings, console)
     tokenizer = load_tokenizer(settings.tokenizer)
     examples = examples_from(files[1], tokenizer)
