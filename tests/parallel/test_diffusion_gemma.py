@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.parallel.matrix import SMOOTH
-from tests.parallel.test_parity import is_one, name
+from tests.parallel.test_parity import is_one, row
 from tests.parallel.trainer_cases import MODELS, Case, documents, train
 from tests.training.tiny import config
 from unmask.errors import UserError
@@ -36,7 +36,11 @@ GEMMA_MATRIX = [
 ]
 
 
-@pytest.mark.parametrize("case", GEMMA_MATRIX, ids=name)
+#: Tensor ranks beside others' cost most, and what they do together the parity matrix shows.
+FULL = [case for case in GEMMA_MATRIX if case.tensor == 2 and case.ranks == 4]
+
+
+@pytest.mark.parametrize("case", [row(case, case not in FULL) for case in GEMMA_MATRIX])
 def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     one, ranks = alone(case), workers(case.ranks).run(train, case, str(tmp_path))
     assert min(one["loss"][:3]) > 0

@@ -91,11 +91,14 @@ def test_a_full_disk(workers, tmp_path):
     assert saved_steps(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("number, victim", [(signal.SIGKILL, 1), (signal.SIGKILL, 0), (signal.SIGSTOP, 1)])
-def test_a_rank_that_is_lost_is_named_and_the_run_goes_on_later(number, victim, tmp_path):
-    config = write_config(tmp_path)
+@pytest.mark.parametrize("number, victim, ranks", [(signal.SIGKILL, 0, 2), (signal.SIGSTOP, 1, 2)])
+def test_a_rank_that_is_lost_is_named(number, victim, ranks, tmp_path):
+    loses(write_config(tmp_path), number, victim, ranks)
+
+
+def loses(config, number, victim, ranks):
     # A process that is killed is seen at once; one that is silent only after the timeout.
-    ranks, timeout = (3, 60) if number == signal.SIGKILL else (2, 12)
+    timeout = 60 if number == signal.SIGKILL else 12
     sizes = f"parallel.block_parallel_size={ranks}"
     with Launched(config, ranks, LONG, sizes, f"parallel.timeout={timeout}") as run:
         run.until(3)
@@ -104,42 +107,38 @@ def test_a_rank_that_is_lost_is_named_and_the_run_goes_on_later(number, victim, 
     assert codes == [2] * (ranks - 1), said
     assert said.startswith("unmask") and said.count("\n") == 1, said
     assert f"rank {victim} no longer answers" in said and "last checkpoint" in said
-    if (number, victim) == (signal.SIGKILL, 1):
-        goes_on(config)
 
 
-def goes_on(config):
-    """The same run, on one process and a few steps more."""
-    saved = saved_steps(config.parent / "run")[-1]
-    with Launched(config, 1, f"training.steps={saved + 2}") as run:
-        codes, out, err = run.ended()
-    assert codes == [0] and f"going on from {config.parent / 'run'}/step-{saved:08d}" in err, (out, err)
-
-
-def test_signals_end_all_ranks_after_one_step_and_save_once(tmp_path):
-    """SIGTERM to one rank, then the same command and Ctrl-C to all of them."""
-    config, sizes = write_config(tmp_path, "checkpoint.every=0"), "parallel.block_parallel_size=2"
-    step = 0
+def test_a_run_that_lost_a_rank_goes_on_and_signals_end_all_ranks_after_one_step_and_save_once(tmp_path):
+    """One of three is lost; on two, SIGTERM to one of them, then the same command and Ctrl-C to both."""
+    config, run_, sizes = write_config(tmp_path), tmp_path / "run", "parallel.block_parallel_size=2"
+    loses(config, signal.SIGKILL, 1, 3)
     for number, who, code in ((signal.SIGTERM, [1], 143), (signal.SIGINT, [0, 1], 130)):
-        with Launched(config, 2, LONG, sizes) as run:
-            run.until(step + 2)
+        step = saved_steps(run_)[-1]
+        with Launched(config, 2, LONG, sizes, "checkpoint.every=0") as run:
+            run.until(max(step, last_step(run_)) + 2)
             for rank in who:
                 run.processes[rank].send_signal(number)
             codes, out, err = run.ended()
         assert codes == [code, code], (codes, out, err)
         assert out.count("continue with: unmask train") == 1
-        assert err == (f"going on from {tmp_path / 'run'}/step-{step:08d}\n" if step else "")
-        assert saved_steps(tmp_path / "run")[-1] == last_step(tmp_path / "run") > step
-        step = last_step(tmp_path / "run")
+        assert err == f"going on from {run_}/step-{step:08d}\n"
+        assert saved_steps(run_)[-1] == last_step(run_) > step
 
 
 def test_torchrun(tmp_path):
-    """The launcher of the documentation, to the end; and with a rank that dies."""
-    config = write_config(tmp_path)
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "unmask", "train", config]
-    options = ["parallel.block_parallel_size=2", "training.steps=3"]
-    done = subprocess.run([*map(str, start), *options], capture_output=True, text=True, timeout=90)
+    """The launcher of the documentation, to the end."""
+    done = torchrun(tmp_path, "parallel.block_parallel_size=2", "training.steps=3")
     assert done.returncode == 0, done.stderr
     assert len(re.findall("trained 3 steps", done.stdout)) == 1
-    refused = subprocess.run([*map(str, start), "training.steps=4"], capture_output=True, text=True, timeout=90)
+
+
+@pytest.mark.full
+def test_torchrun_with_the_wrong_number(tmp_path):
+    refused = torchrun(tmp_path, "training.steps=4")
     assert refused.returncode == 1 and refused.stderr.count("unmask: parallel.data_parallel_size=1") == 1
+
+
+def torchrun(folder, *overrides):
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "unmask", "train"]
+    return subprocess.run([*start, str(write_config(folder)), *overrides], capture_output=True, text=True, timeout=180)

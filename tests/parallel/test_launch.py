@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests.parallel.processes import SECONDS, last_step, write_config
+from tests.parallel.processes import SECONDS, command, last_step, write_config
 from unmask.cli import main
 from unmask.models.checkpoints import saved_steps
 
@@ -80,49 +80,48 @@ def losses(run: Path) -> list:
     return [(r["step"], r["loss"], r["grad_norm"]) for r in records if r["kind"] == "step"]
 
 
-def test_ranks_that_are_killed_come_back_and_the_losses_are_those_of_a_whole_run(tmp_path):
-    steps = ["training.steps=24", "checkpoint.every=4"]
-    (tmp_path / "whole").mkdir()
-    with Group(write_config(tmp_path / "whole"), *TWO, *steps) as group:
-        assert group.ended()[0] == 0
-    with Group(write_config(tmp_path), *TWO, *steps, "--restarts", "2") as group:
+def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_whole_run(workers, tmp_path):
+    """A killed rank comes back; the second one ends the run, and the same command goes on; a signal to a rank ends it
+    too, and is no reason to restart; workers bring it to its end."""
+    steps = ["training.steps=120", "checkpoint.every=4", "training.threads=1"]
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Group(config, *TWO, *steps, "--restarts", "1") as group:
         group.reaches(6)
         kill(group, 1)
         group.reaches(9, started=1)
         kill(group, 0)
-        code, out, err = group.ended()
-    assert code == 0 and out.count("trained 24 steps") == 1, (out, err)
-    assert "unmask: rank 1 was killed by SIGKILL; restart 1 of 2, from the last checkpoint\n" in err
-    assert "unmask: rank 0 was killed by SIGKILL; restart 2 of 2, from the last checkpoint\n" in err
-    assert err.count("unmask: ") == 2 and err.count("going on from") == 2, err
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole" / "run")
-    found = [(each["restarts"], each["limit"], each["reason"]) for each in group.restarts()]
-    assert found == [(1, 2, "rank 1 was killed by SIGKILL"), (2, 2, "rank 0 was killed by SIGKILL")]
-
-
-def test_it_gives_up_after_the_last_restart(tmp_path):
-    with Group(write_config(tmp_path), *TWO, "training.steps=5000", "--restarts", "1") as group:
-        for start in (0, 1):
-            group.reaches(3, started=start)
-            kill(group, 1)
         code, _, err = group.ended()
-    assert code == 2
+    assert code == 2 and err.count("going on from") == 1, err
+    assert "unmask: rank 1 was killed by SIGKILL; restart 1 of 1, from the last checkpoint\n" in err
     assert err.endswith(
-        "unmask: rank 1 was killed by SIGKILL; given up after 1 restart: start it again to go on from the last "
+        "unmask: rank 0 was killed by SIGKILL; given up after 1 restart: start it again to go on from the last "
         "checkpoint\n"
-    ), err
+    )
+    found = [(each["restarts"], each["limit"], each["reason"]) for each in group.restarts()]
+    assert found == [(1, 1, "rank 1 was killed by SIGKILL")]
+
+    with Group(config, *TWO, *steps, "--restarts", "3") as group:
+        group.reaches(saved_steps(run)[-1] + 5)
+        kill(group, 1, signal.SIGTERM)
+        code, out, err = group.ended()
+    assert code == 143 and err.count("\n") == 1 and err.startswith("going on from"), err
+    assert out.count("continue with: unmask train") == 1 and out.endswith("--nproc 2 --restarts 3\n")
+    stopped = last_step(run)
+    assert saved_steps(run)[-1] == stopped < 120 and len(group.restarts()) == 1
+
+    (tmp_path / "whole").mkdir()
+    for each in (config, write_config(tmp_path / "whole")):
+        ends = workers(2).run(command, str(each), [TWO[0], *steps], {})
+        assert [code for code, _ in ends] == [0, 0], ends
+    assert losses(run) == losses(tmp_path / "whole" / "run") and len(losses(run)) == 120
 
 
-@pytest.mark.parametrize("rank, number, code", [(None, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
-def test_a_signal_to_the_command_or_to_a_rank_saves_once_and_is_no_reason_to_restart(rank, number, code, tmp_path):
+def test_a_signal_to_the_command_saves_once_and_is_no_reason_to_restart(tmp_path):
     with Group(write_config(tmp_path), *TWO, "training.steps=5000", "--restarts", "3") as group:
         group.reaches(3)
-        if rank is None:
-            group.agent.send_signal(number)
-        else:
-            kill(group, rank, number)
+        group.agent.send_signal(signal.SIGINT)
         found, out, err = group.ended()
-    assert (found, err) == (code, ""), (out, err)
+    assert (found, err) == (130, ""), (out, err)
     assert out.count("continue with: unmask train") == 1 and out.endswith("--nproc 2 --restarts 3\n")
     assert saved_steps(tmp_path / "run")[-1] == last_step(tmp_path / "run")
 
@@ -187,13 +186,13 @@ def test_what_cannot_be_started_is_refused_before_a_process_is(arguments, senten
 
 
 def test_auto_starts_what_the_axes_multiply_to(tmp_path, capfd):
-    command = ["unmask", "train", str(write_config(tmp_path)), "parallel.data_parallel_size=2", "--nproc", "auto"]
-    with mock.patch.object(sys, "argv", [*command, "--restarts", "1"]):
+    asked = ["unmask", "train", str(write_config(tmp_path)), "parallel.data_parallel_size=2", "--nproc", "auto"]
+    with mock.patch.object(sys, "argv", [*asked, "--restarts", "1"]):
         with mock.patch("unmask.parallel.launch.launch", return_value=0) as launch, pytest.raises(SystemExit) as ended:
             main()
     assert not ended.value.code
-    assert launch.call_args.args == (["train", command[2], "parallel.data_parallel_size=2"], 2, 1)
-    with mock.patch("torch.cuda.device_count", return_value=4), mock.patch.object(sys, "argv", command):
+    assert launch.call_args.args == (["train", asked[2], "parallel.data_parallel_size=2"], 2, 1)
+    with mock.patch("torch.cuda.device_count", return_value=4), mock.patch.object(sys, "argv", asked):
         with pytest.raises(SystemExit):
             main()
     assert "asks for 2 processes, and 4 were started" in capfd.readouterr().err

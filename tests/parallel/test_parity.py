@@ -29,11 +29,11 @@ def name(case):
     return "-".join([case.objective, case.placement, case.exchange, sizes, case.data, *extra])
 
 
-def row(case):
-    return pytest.param(case, id=name(case), marks=() if case in COVER else pytest.mark.full)
+def row(case, always):
+    return pytest.param(case, id=name(case), marks=() if always else pytest.mark.full)
 
 
-@pytest.mark.parametrize("case", [row(case) for case in MATRIX])
+@pytest.mark.parametrize("case", [row(case, case in COVER) for case in MATRIX])
 def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     ranks = workers(case.ranks).begin(train, case, str(tmp_path))
     one = alone(case)

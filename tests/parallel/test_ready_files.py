@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.parallel import slurm
-from tests.parallel.processes import Launched, write_config
+from tests.parallel.processes import SECONDS, alone, write_config
 from tests.parallel.test_launch import losses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,15 +21,12 @@ BLOCKS, STEPS = "parallel.block_parallel_size=2", "training.steps=4"
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    with Launched(write_config(folder), 1, STEPS) as run:
-        assert run.ended()[0] == [0]
-    return losses(folder / "run")
+    return losses(alone(tmp_path_factory.mktemp("alone"), STEPS))
 
 
-def agree(run, alone):
-    assert [step for step, *_ in losses(run)] == [step for step, *_ in alone]
-    for (_, *mine), (_, *theirs) in zip(losses(run), alone, strict=True):
+def agree(run, whole):
+    assert [step for step, *_ in losses(run)] == [step for step, *_ in whole]
+    for (_, *mine), (_, *theirs) in zip(losses(run), whole, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
 
 
@@ -82,16 +79,30 @@ def test_the_pytorchjob_has_what_the_operator_asks_for():
                    for path in (command[2], command[-1].partition("=")[2]))  # fmt: skip
 
 
-def test_ray_train(one_process, tmp_path):
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory):
+    """Runs launch/ray_train.py with these arguments."""
     if find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'unmask[ray]'")
-    config = write_config(tmp_path)
-    command = [sys.executable, str(LAUNCH / "ray_train.py"), str(config), BLOCKS, STEPS]
+    folder = tmp_path_factory.mktemp("ray")
     search = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     environment = {**os.environ, "PYTHONPATH": search, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    refused = subprocess.run([*command, "--workers", "3"], env=environment, capture_output=True, text=True, timeout=90)
-    assert refused.returncode == 1 and "asks for 2 processes, and 3 were started" in refused.stderr, refused.stderr
-    done = subprocess.run([*command, "--workers", "2", "--storage", str(tmp_path / "ray")], env=environment,
-                          capture_output=True, text=True, timeout=240)  # fmt: skip
-    assert done.returncode == 0, shlex.join(command) + done.stdout + done.stderr
-    agree(tmp_path / "run", one_process)
+
+    def of(*arguments):
+        command = [sys.executable, str(LAUNCH / "ray_train.py"), str(write_config(folder)), BLOCKS, STEPS, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        return folder / "run", done, shlex.join(command) + done.stdout + done.stderr
+
+    return of
+
+
+def test_ray_train(ray, one_process, tmp_path):
+    run, done, said = ray("--workers", "2", "--storage", str(tmp_path / "ray"))
+    assert done.returncode == 0, said
+    agree(run, one_process)
+
+
+@pytest.mark.full
+def test_ray_train_with_the_wrong_number(ray):
+    _, done, said = ray("--workers", "3")
+    assert done.returncode == 1 and "asks for 2 processes, and 3 were started" in done.stderr, said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import links
-from tests.parallel.processes import Launched, write_config
+from tests.parallel.processes import alone, write_config
 from tests.parallel.test_launch import SECONDS, Group, losses
 from tests.parallel.test_ready_files import agree
 
@@ -38,9 +38,6 @@ class Host(Group):
 def test_a_host_that_is_lost_and_comes_back_changes_nothing(tmp_path):
     if (why := links.missing()) is not None:
         pytest.skip(why)
-    (tmp_path / "alone").mkdir()
-    with Launched(write_config(tmp_path / "alone"), 1, *STEPS) as run:
-        assert run.ended()[0] == [0]
     config = write_config(tmp_path)
     with links.Links(2) as net, Host(net, 0, config) as first:
         with Host(net, 1, config) as second:
@@ -53,4 +50,4 @@ def test_a_host_that_is_lost_and_comes_back_changes_nothing(tmp_path):
         assert [first.agent.returncode, second.agent.returncode] == [0, 0], ends
     assert sum(out.count("trained 12 steps") for out, _ in ends) == 1
     assert "no longer answers" in ends[0][1] + ends[1][1] and len(losses(tmp_path / "run")) == 12
-    agree(tmp_path / "run", losses(tmp_path / "alone" / "run"))
+    agree(tmp_path / "run", losses(alone(tmp_path / "alone", *STEPS)))
