@@ -83,7 +83,7 @@ def losses(run: Path) -> list:
 def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_whole_run(workers, tmp_path):
     """A killed rank comes back; the second one ends the run, and the same command goes on; a signal to a rank ends it
     too, and is no reason to restart; workers bring it to its end."""
-    steps = ["training.steps=120", "checkpoint.every=4", "training.threads=1"]
+    steps = ["training.steps=64", "checkpoint.every=4", "training.threads=1"]
     config, run = write_config(tmp_path), tmp_path / "run"
     with Group(config, *TWO, *steps, "--restarts", "1") as group:
         group.reaches(6)
@@ -107,13 +107,13 @@ def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_wh
     assert code == 143 and err.count("\n") == 1 and err.startswith("going on from"), err
     assert out.count("continue with: unmask train") == 1 and out.endswith("--nproc 2 --restarts 3\n")
     stopped = last_step(run)
-    assert saved_steps(run)[-1] == stopped < 120 and len(group.restarts()) == 1
+    assert saved_steps(run)[-1] == stopped < 64 and len(group.restarts()) == 1
 
     (tmp_path / "whole").mkdir()
     for each in (config, write_config(tmp_path / "whole")):
         ends = workers(2).run(command, str(each), [TWO[0], *steps], {})
         assert [code for code, _ in ends] == [0, 0], ends
-    assert losses(run) == losses(tmp_path / "whole" / "run") and len(losses(run)) == 120
+    assert losses(run) == losses(tmp_path / "whole" / "run") and len(losses(run)) == 64
 
 
 def test_a_signal_to_the_command_saves_once_and_is_no_reason_to_restart(tmp_path):
