@@ -23,6 +23,7 @@ from unmask.hf import read_config, vocabulary_of
 from unmask.models import load
 from unmask.models.checkpoints import OpenModel
 from unmask.models.load import own_tokenizer
+from unmask.models.positions import limit_of
 from unmask.models.trained import objective_of
 from unmask.objectives import build
 from unmask.registry import nearest
@@ -115,9 +116,8 @@ def convert(
         )
     made = build(options["name"], {key: value for key, value in options.items() if key != "name"})
     opened = OpenModel(*loaded, made.model_copy(update={"mask_token_id": loaded.mask_token_id}))
-    text = recipe_text(
-        options, folder, source, block_size, getattr(loaded.model.config, "max_position_embeddings", PACK)
-    )
+    limit = limit_of(loaded.model.config)
+    text = recipe_text(options, folder, source, block_size, PACK if limit is None else limit.tokens)
     with filled(folder) as staged:
         write(opened, staged)
         (staged / "run.yaml").write_text(text, encoding="utf-8")

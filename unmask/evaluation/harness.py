@@ -21,6 +21,7 @@ from unmask.errors import UserError
 from unmask.evaluation.likelihood import log_likelihoods
 from unmask.models import RowModel
 from unmask.models.checkpoints import OpenModel, open_model
+from unmask.models.positions import limit_of
 from unmask.sampling.api import result
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
@@ -83,7 +84,8 @@ class UnmaskLM(TemplateLM):
     @property
     def max_length(self) -> int | None:
         """Positions of the model, where its config limits them."""
-        return getattr(self.opened.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = limit_of(self.opened.model.config)
+        return None if limit is None else limit.tokens
 
     @property
     def tokenizer_name(self) -> str:

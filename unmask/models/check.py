@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unmask.attention.interface import MissingPlan
 from unmask.errors import UserError
+from unmask.models.positions import limit_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,11 +95,11 @@ def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) 
 
     Positions count from 0 in every document, so it is not the length of a pack that matters. key: what cuts documents.
     """
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and longest > limit:
+    limit = limit_of(model.config)
+    if limit is not None and longest > limit.tokens:
         raise UserError(
             f"{where}: a document (or the part of one that a pack holds) has {longest:,} tokens, and the model "
-            f"{limit:,} positions (max_position_embeddings): set {key} to {limit} or less"
+            f"{limit.tokens:,} positions ({limit.name}): set {key} to {limit.tokens} or less"
         )
 
 

@@ -16,7 +16,7 @@ from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.hf import is_known, open_tokenizer, read_config
-from unmask.models import experts, lora
+from unmask.models import experts, lora, positions
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
@@ -87,6 +87,7 @@ def load(
 def adapt(model: PreTrainedModel) -> None:
     """What every model needs whose weights have their dtype."""
     over_rows(model)
+    positions.fix(model)
     if not experts.use(model) and model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # transformers' grouped matmul of experts takes no fp64
     embedding = model.get_input_embeddings()

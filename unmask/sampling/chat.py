@@ -18,6 +18,7 @@ from typing import Any
 from unmask.data.encoding import Encoder
 from unmask.data.ends import special_tokens
 from unmask.errors import UserError
+from unmask.models.positions import limit_of
 from unmask.registry import nearest
 from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.command import opened
@@ -154,13 +155,12 @@ def _command(text: str, conversation: Conversation) -> None:
 
 def _answer(session: Session, conversation: Conversation, text: str, *, stream: bool, as_json: bool) -> None:
     """Ask, show the answer, and remember both."""
-    positions = getattr(session.model.config, "max_position_embeddings", None)
-    room = None if positions is None else positions - session.options.length
+    limit = limit_of(session.model.config)
+    room = None if limit is None else limit.tokens - session.options.length
     prompt, left_out = conversation.ask(text, room)
-    if left_out:
-        print(
-            f"unmask: the model's {positions:,} positions are full; the oldest messages are left out", file=sys.stderr
-        )
+    if left_out and limit is not None:
+        full = f"unmask: the model's {limit.tokens:,} positions are full"
+        print(f"{full}; the oldest messages are left out", file=sys.stderr)
     [work] = session.works([prompt], [None])
     try:
         if stream and not sys.stdout.isatty():

@@ -23,6 +23,7 @@ from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.models import families
 from unmask.models.check import layer_windows
+from unmask.models.positions import limit_of
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
 from unmask.sampling.canvas import Canvas, Fill, continuation, infill
@@ -164,11 +165,11 @@ class Session:
         needs_first = self.decoding.shift or self.method in ("causal", "canvas")
         if self.method in METHODS and needs_first and canvas.open[0]:
             raise UserError("sample: the prompt is empty, and this model predicts nothing without a token before it")
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and len(canvas) > limit:
+        limit = limit_of(self.model.config)
+        if limit is not None and len(canvas) > limit.tokens:
             raise UserError(
                 f"sample: a text of {len(canvas):,} tokens, {sum(fill.holes):,} of them to fill, does not fit the "
-                f"model's {limit:,} positions; shorten it, or lower length"
+                f"model's {limit.tokens:,} positions ({limit.name}); shorten it, or lower length"
             )
         return canvas
 
