@@ -2,8 +2,8 @@
 
 transformers chooses the frequencies of `longrope` (Phi-3.5, Phi-4-mini: 2402.13753) and of `dynamic` scaling by the
 longest document of the pass: one token too many, in a document beside it or in an answer that grows, changes what all
-rows compute, and what a cache has kept. Here a model keeps those of documents up to the length it began with, and longer
-ones are refused.
+rows compute, and what a cache has kept. Here a model keeps those of documents up to the length it began with, and
+longer ones are refused.
 """
 
 from __future__ import annotations
