@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.evaluation.test_bound import documents, objective
-from tests.sampling.reference import MASK, VOCABULARY, tiny
-from tests.sampling.words import word_tokenizer
+from tests.sampling.reference import EOS, MASK, VOCABULARY, tiny
+from tests.sampling.words import START, word_tokenizer
 from tests.training.tiny import documents as records
 from tests.training.tiny import train
-from unmask.data import Packs, Sampler, dataset_from
+from unmask.data import Packs, Sampler, dataset_from, prepare
 from unmask.errors import UserError
 from unmask.evaluation import Evaluation, Measured, Share, bound, describe, evaluate, evaluate_sets, measure, named
 from unmask.evaluation.bound import ratio
@@ -145,6 +145,23 @@ def test_bits_are_over_the_bytes_of_what_each_likelihood_scores(monkeypatch):
     # The end token has no text; a word is two bytes, and a space is one.
     assert found.bits_per_byte == pytest.approx(bits["bound"] * 9 / sum(map(len, texts)))
     assert found.ar.bits_per_byte == pytest.approx(bits["ar"] * 7 / sum(len(text) - 3 for text in texts))
+
+
+def test_texts_are_measured_after_the_tokenizers_beginning_token(monkeypatch, tmp_path, capsys):
+    """It is context and no target; data that were prepared without it are told."""
+    model, _ = tiny(seed=4)
+    bare, begins = word_tokenizer(), word_tokenizer()
+    begins.bos_token, begins.add_bos_token = "<|start|>", True
+    opened = OpenModel(model, begins, MASK, objective("mdlm"))
+    monkeypatch.setattr(import_module("unmask.evaluation.evaluate"), "open_model", lambda path, **options: opened)
+    found = evaluate("run", [{"text": "w1 w2 w3"}], ar=True)
+    same = evaluate("run", [{"input_ids": [START, 1, 2, 3, EOS], "loss_mask": [0, 1, 1, 1, 1]}], ar=True)
+    assert found.bound == same.bound and found.ar.bound == same.ar.bound and found.ar.bound.tokens == 4
+    assert capsys.readouterr().err == ""
+    (tmp_path / "a.jsonl").write_text('{"text": "w1 w2 w3"}')
+    prepare(tmp_path / "a.jsonl", tmp_path / "data", bare)
+    evaluate("run", str(tmp_path / "data"))
+    assert "its documents do not begin as the model's texts do (bos: <|start|>)" in capsys.readouterr().err
 
 
 def test_mistakes_name_their_set(run):

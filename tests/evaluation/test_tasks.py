@@ -223,6 +223,12 @@ def test_texts_begin_with_the_tokenizers_beginning_token(opened, monkeypatch):
     monkeypatch.setattr(type(model), "max_length", 6)
     assert model._fitting([START, 1, 2, 3, 4], [5, 6]) == ([START, 2, 3, 4], [5, 6])
     assert model._prompt("w1 w2 w3 w4", 3) == [START, 3, 4]
+    chat = model.apply_chat_template([{"role": "user", "content": "w1"}])
+    assert model.tok_encode(chat) == found.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "w1"}], add_generation_prompt=True, return_dict=False
+    )
+    found.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    assert model.tok_encode(model.apply_chat_template([{"role": "user", "content": "w1"}])) == [1]
 
 
 @pytest.mark.parametrize("opened", ["block_diffusion"], indirect=True)

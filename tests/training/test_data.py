@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.training.tiny import MODEL, config, documents, train
 from unmask.data import checksums, dataset_from, open_dataset, prepare
 from unmask.errors import UserError
+from unmask.models.checkpoints import open_model
 from unmask.training import setup
 from unmask.training.plan import plan
 
@@ -152,6 +153,8 @@ def test_beginning_tokens_are_as_the_tokenizer_or_the_config_says(tmp_path):
         assert (shown == "none") == (run.tokenizer("w2")["input_ids"] == [3])
         tiny.data.train = raw(tmp_path, [{"text": "w2"}] * 3)
         assert plan(tiny)["bos"] == shown
+    train(tmp_path / "run", f"data.tokenizer={bare}", "data.bos=true", "training.steps=1", data=["w2"] * 3)
+    assert open_model(tmp_path / "run").tokenizer("w2")["input_ids"] == [0, 3], "what it begins prompts with"
 
 
 def test_data_that_begin_otherwise_than_prompts_are_told(tmp_path):

@@ -22,14 +22,23 @@ def beginning(tokenizer: Any) -> tuple[int, ...]:
     """The ids that a tokeniser puts in front of a text; () for none, and for no tokeniser."""
     if tokenizer is None:
         return ()
-    special = set(tokenizer.all_special_ids)
-    some = next((index for index in tokenizer.get_vocab().values() if index not in special), None)
-    text = "" if some is None else tokenizer.decode([some])
+    text = _encodable(tokenizer)
     whole, bare = (tokenizer(text, add_special_tokens=each, verbose=False)["input_ids"] for each in (True, False))
     if not bare:
         return tuple(token for token in whole if token != tokenizer.eos_token_id)
     places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
     return tuple(whole[: next(places, 0)])
+
+
+def _encodable(tokenizer: Any) -> str:
+    """A text that a tokeniser has ids for, "" where none is found."""
+    for text in ("a", "0", *sorted(tokenizer.get_vocab())[:8]):
+        try:
+            if tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
+                return text
+        except Exception:  # a vocabulary without this letter, and without a token for what is unknown
+            continue
+    return ""
 
 
 def begin_with(tokenizer: Any, bos: Bos, name: str) -> Any:

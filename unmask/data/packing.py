@@ -66,8 +66,8 @@ class Packs:
         self._order = np.argsort(pack, kind="stable")
         self._bounds = np.r_[0, np.cumsum(np.bincount(pack))] if len(pack) else np.zeros(1, np.int64)
 
-    def notes(self, size: str, long: str) -> list[str]:
-        """What was left out, and what is learnt without its prompt. size, long: what a user sets these by."""
+    def notes(self, size: str, long: str = "") -> list[str]:
+        """What was left out, and what is learnt without its prompt. size, long: what a user sets these by, if so."""
         size = f"{size}={self.pack_tokens}"
         found = []
         if self.dropped:
@@ -77,7 +77,7 @@ class Packs:
         if self.severed:
             found.append(
                 f"{self.severed:,} parts of documents longer than {size} are learnt from without the beginning of "
-                f"their prompt; make packs larger, or set {long}=drop"
+                f"their prompt; make packs larger{f', or set {long}=drop' if long else ''}"
             )
         return found
 

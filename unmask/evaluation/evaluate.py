@@ -15,6 +15,7 @@ from typing import Any
 
 from unmask.config import DataConfig, EvaluationConfig, ParallelConfig, TrainingConfig
 from unmask.data import Packs, Sampler, dataset_from
+from unmask.data.beginnings import beginning, shown
 from unmask.data.sources import exists
 from unmask.errors import UserError
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
@@ -151,6 +152,13 @@ def _packs(source: Any, opened: OpenModel, of: Scope) -> list[list[Document]]:
     dataset.check_rows(opened.model.get_input_embeddings().weight.shape[0], opened.tokenizer, where)
     available = Packs(dataset, of.pack_tokens, name=where)
     check_positions(opened.model, available.longest, where, "--pack-tokens (pack_tokens=...)")
+    notes = available.notes("--pack-tokens")
+    if dataset.texts and dataset.bos != beginning(opened.tokenizer):
+        notes.append(
+            f"its documents do not begin as the model's texts do (bos: {shown(opened.tokenizer)}): prepare again"
+        )
+    for note in notes if os.environ.get("RANK", "0") == "0" else ():
+        print(f"unmask: {where}: {note}", file=sys.stderr)
     return Sampler(available, min(of.packs or len(available), len(available)), of.seed).batch(0)
 
 

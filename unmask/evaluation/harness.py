@@ -61,6 +61,8 @@ class UnmaskLM(TemplateLM):
             where = f"{pretrained}: " if isinstance(pretrained, str) else "the model "
             raise UserError(f"{where}has no tokeniser, and tasks are texts")
         self.tokenizer = self.opened.tokenizer
+        #: Whether texts are conversations: their template says what these begin with.
+        self._templated = False
         self.begin, self._encoder = beginning(self.tokenizer), Encoder(self.tokenizer, eos=False)
         self.draws, self.seed = draws, seed
         self.given = options | ({} if batch_size is None else {"batch_size": batch_size})
@@ -94,7 +96,8 @@ class UnmaskLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """As training data is read: with the tokeniser's beginning token, unless the text has it already."""
         token = self._encoder.encode([string])[0].tolist() if string else []
-        return token if add_special_tokens is False or begun(token, self.begin) else [*self.begin, *token]
+        bare = add_special_tokens is False or self._templated or begun(token, self.begin)
+        return token if bare else [*self.begin, *token]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """As lm-eval splits them; a continuation that its context's last token swallows is encoded by itself."""
@@ -102,6 +105,7 @@ class UnmaskLM(TemplateLM):
         return before, after or self.tok_encode(continuation, add_special_tokens=False)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        self._templated = True
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
