@@ -176,7 +176,7 @@ def write_gguf(path: Path, model: Any) -> None:
         ),
         ({"model_type": "qwen3_5_text", **LINEAR}, "layer 0 is linear_attention"),
         ({"model_type": "llama4_text"}, "layer 0 is chunked_attention"),
-        ({"model_type": "llama", "attention_dropout": 0.1}, "attention_dropout=0.1: attend does not compute it"),
+        ({"model_type": "llama", "attention_dropout": 0.1}, "attention_dropout=0.1: unmask trains without it"),
         ({"model_type": "gpt_oss", "num_local_experts": 2}, "model.layers.0.self_attn uses attention sinks"),
         ({"model_type": "gemma2"}, "attn_logit_softcapping=50.0: attend does not compute it; set it to 0 or null"),
         ({"model_type": "stablelm"}, "StableLmForCausalLM hands no plan to its attention"),

@@ -1,8 +1,8 @@
 """Refuse models whose attention does not go through the interface, before anything is trained with a wrong mask.
 
 A short forward with a plan that only records tells, for every decoder layer, whether its attention asked the
-interface, and with which sliding window. Linear attention and state-space layers never ask; soft-capped scores,
-attention sinks and attention dropout ask for things `attend` does not compute.
+interface, and with which sliding window. Linear attention and state-space layers never ask; soft-capped scores and
+attention sinks ask for things `attend` does not compute.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def check_attention(model: PreTrainedModel) -> None:
     for number, kind in enumerate(types):
         if kind not in ("full_attention", "sliding_attention"):
             raise UserError(f"layer {number} is {kind}: unmask trains full and sliding attention only")
-    for setting in ("attn_logit_softcapping", "attention_dropout"):
-        value = getattr(config, setting, None)
-        if value:
-            raise UserError(f"model config {setting}={value}: attend does not compute it; set it to 0 or null")
+    if softcap := getattr(config, "attn_logit_softcapping", None):
+        raise UserError(
+            f"model config attn_logit_softcapping={softcap}: attend does not compute it; set it to 0 or null"
+        )
     for name, module in model.named_modules():
         if name.endswith("self_attn") and isinstance(getattr(module, "sinks", None), nn.Parameter):
             raise UserError(f"{name} uses attention sinks, which attend does not compute")

@@ -16,7 +16,7 @@ from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.hf import is_known, open_tokenizer, read_config
-from unmask.models import experts, lora, positions
+from unmask.models import dropout, experts, lora, positions
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
@@ -65,6 +65,7 @@ def load(
         model = _from_checkpoint(Path(config.name), dtype, deferred)
         tokenizer = tokenizer or own_tokenizer(Path(config.name))
     elif config.config:
+        dropout.refuse(config.config)
         model = _from_config(config.config, dtype, seed, vocab_size)
     else:
         raise UserError(
@@ -78,6 +79,7 @@ def load(
     else:
         model.to(device)
     check_attention(model)
+    dropout.off(model)
     if config.fused:
         fuse(model)
     lora.adapt(model, config.lora, seed)

@@ -19,7 +19,7 @@ from unmask.data.prepare import with_template
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
-from unmask.models import LoadedModel, RowModel, load, routing
+from unmask.models import LoadedModel, RowModel, dropout, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
 from unmask.models.families import ORIGIN
@@ -102,6 +102,7 @@ class Run:
             self.said
             + unused
             + masters.notes(self.model)
+            + dropout.notes(self.model)
             + [
                 f"{source.name}: {note}"
                 for source in self.packs.sources
