@@ -67,9 +67,9 @@ def test_prompts_longer_than_a_pack_are_counted() -> None:
         [*range(16, 24)]
     ]
     assert packs.notes("size", "long") == [
-        "2 parts of documents hold nothing to learn from and are left out",
-        "2 parts of documents longer than size=8 are learnt from without the beginning of their prompt; make packs "
-        "larger, or set long=drop",
+        "parts of documents that hold nothing to learn from, left out: 2",
+        "parts of documents longer than size=8 that are learnt from without the beginning of their prompt: 2; make "
+        "packs larger, or set long=drop",
     ]
     dropped = Packs(Dataset(token, flags, np.array([0, 25, 30, 40])), 8, "drop")
     assert (dropped.silent, dropped.severed, dropped.dropped, dropped.chunks) == (0, 0, 2, 1)

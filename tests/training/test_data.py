@@ -131,9 +131,10 @@ def test_prompts_longer_than_a_pack_teach_nothing_and_are_told(tmp_path):
     facts = plan(tiny)
     assert facts["parts_without_label"] == 24 and facts["cut_answers"] == 6 and "dropped_documents" not in facts
     run = setup.prepare(tiny)
-    assert [note.partition(": ")[2][:44] for note in run.notes()] == [
-        "24 parts of documents hold nothing to learn ",
-        "6 parts of documents longer than data.pack_t",
+    assert [note.partition(": ")[2].partition("; ")[0] for note in run.notes()] == [
+        "parts of documents that hold nothing to learn from, left out: 24",
+        "parts of documents longer than data.pack_tokens=64 that are learnt from without the beginning of their "
+        "prompt: 6",
     ]
     assert all(any(document.supervised.any() for document in pack) for pack in run.packs)
 

@@ -73,11 +73,12 @@ class Packs:
         if self.dropped:
             found.append(f"{self.dropped:,} of {len(self.dataset):,} documents are longer than {size} and left out")
         if self.silent:
-            found.append(f"{self.silent:,} parts of documents hold nothing to learn from and are left out")
+            found.append(f"parts of documents that hold nothing to learn from, left out: {self.silent:,}")
         if self.severed:
+            way = f", or set {long}=drop" if long else ""
             found.append(
-                f"{self.severed:,} parts of documents longer than {size} are learnt from without the beginning of "
-                f"their prompt; make packs larger{f', or set {long}=drop' if long else ''}"
+                f"parts of documents longer than {size} that are learnt from without the beginning of their prompt: "
+                f"{self.severed:,}; make packs larger{way}"
             )
         return found
 
