@@ -37,6 +37,7 @@ TEXT: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "global_head_dim": 128, "num_global_key_value_heads": 1,
     "sliding_window": 128, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 128, "pad_token_id": None,
+    "bos_token_id": 2, "eos_token_id": 1,
     "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
 }  # fmt: skip
 VISION: dict[str, Any] = {

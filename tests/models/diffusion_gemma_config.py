@@ -6,7 +6,7 @@ from typing import Any
 
 TEXT: dict[str, Any] = {
     # Without one, for noise draws every id, and transformers begins with a zero row for padding, which norms blow up.
-    "pad_token_id": None,
+    "pad_token_id": None, "bos_token_id": 2, "eos_token_id": 1,
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1,
     "sliding_window": 6, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from unmask.export.card import header, title
 from unmask.models import lora
 from unmask.models.checkpoints import OpenModel
 from unmask.models.families import write_folder
 from unmask.models.trained import objective_of
-from unmask.objectives import name_of
+from unmask.objectives import described, name_of
 
 CARD = """\
-# A diffusion language model trained with unmask
+{header}# {title} trained with unmask
 
-Objective `{name}`, in the layout of `{kind}`. To sample from it: `unmask sample {folder} --prompt "..."`.
+Objective `{name}`, in the layout of `{kind}`: programs that know that family open it, transformers itself does not.
+
+To sample from it: `unmask sample {folder} --prompt "..."`. In transformers' own layout, with a sampler that needs
+nothing else: `unmask export {folder} OUT --format hf`.
 """
 
 
@@ -27,11 +32,14 @@ def write(opened: OpenModel, folder: Path) -> None:
     raw = write_folder(opened.model, folder)
     raw.pop("unmask", None)
     known = objective_of(raw)
-    recorded = {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")}
+    recorded: dict[str, Any] = {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")}
     if known is None or known.bind(opened.model, opened.tokenizer, opened.mask_token_id) != opened.objective:
         raw["unmask"] = recorded | {"decoding": opened.objective.decoding._asdict()}
     (folder / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
     if opened.tokenizer is not None:
         opened.tokenizer.save_pretrained(folder)
-    text = CARD.format(name=recorded["name"], kind=raw.get("model_type"), folder=folder.name)
+    kind, name = opened.objective.decoding.kind, recorded["name"]
+    start = header(kind, name, "transformers", opened.source)
+    words = {"title": title(kind), "name": described(opened.objective), "kind": raw.get("model_type")}
+    text = CARD.format(header=start, folder=folder.name, **words)
     (folder / "README.md").write_text(text, encoding="utf-8")

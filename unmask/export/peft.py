@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from unmask.errors import UserError
+from unmask.export.card import header
 from unmask.models import lora
 from unmask.models.checkpoints import ADAPTERS, OpenModel
 from unmask.models.families import origin_of
 from unmask.objectives import name_of
 
 CARD = """\
-# Adapters of a diffusion language model trained with unmask
+{header}# Adapters of {kind} language model trained with unmask
 
 They go onto `{base}`:
 
@@ -31,7 +33,7 @@ To sample: `unmask sample {folder} --prompt "..."`. The whole model: `unmask exp
 
 #: Of a base that transformers does not open.
 FOREIGN_CARD = """\
-# Adapters of a diffusion language model trained with unmask
+{header}# Adapters of {kind} language model trained with unmask
 
 They go onto `{base}`, under the names that transformers' module has for its weights. To open them with peft, write the
 base in that layout first:
@@ -62,7 +64,7 @@ def write(opened: OpenModel, folder: Path) -> None:
         config.lora_dropout = 0.0
     config.save_pretrained(folder)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    recorded = {
+    recorded: dict[str, Any] = {
         "model": settings.model_dump(mode="json") | {"name": config.base_model_name_or_path},
         "objective": {"name": name_of(opened.objective), "options": opened.objective.model_dump(mode="json")},
         "mask_token_id": opened.mask_token_id,
@@ -72,5 +74,8 @@ def write(opened: OpenModel, folder: Path) -> None:
     if opened.tokenizer is not None:
         opened.tokenizer.save_pretrained(folder)
     rows = model.get_input_embeddings().weight.shape[0]
-    card = (FOREIGN_CARD if origin_of(model) else CARD).format(base=settings.name, rows=rows, folder=folder.name)
+    decoded, name = opened.objective.decoding.kind, recorded["objective"]["name"]
+    words = {"header": header(decoded, name, "peft", settings.name), "base": settings.name, "folder": folder.name}
+    kind = "an autoregressive" if decoded == "causal" else "a diffusion"
+    card = (FOREIGN_CARD if origin_of(model) else CARD).format(kind=kind, rows=rows, **words)
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -55,6 +55,8 @@ class OpenModel(NamedTuple):
     settings: ModelConfig | None = None
     #: What whoever uses it should know: what was assumed, or asked for against the folder's word.
     notes: tuple[str, ...] = ()
+    #: What its training began from, where that is known: a path.
+    source: str | None = None
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -272,7 +274,8 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     mask = getattr(model.config, "mask_token_id", None)
     objective = rebuild(config.objective.chosen, state["objective"]).bind(model, tokenizer, mask)
     settings = config.model if config.model.lora.rank else None
-    return OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
+    opened = OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
+    return opened._replace(source=config.model.name)
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:

@@ -26,6 +26,7 @@ from unmask.models.families.layout import Own, check_mask
 from unmask.models.families.stored import Stored, is_own
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
+from unmask.models.special import read_generation, with_special_tokens
 from unmask.models.trained import DIFFUSION_GEMMA, family_title, masks
 from unmask.registry import nearest
 
@@ -66,7 +67,7 @@ def load(
         tokenizer = tokenizer or own_tokenizer(Path(config.name))
     elif config.config:
         dropout.refuse(config.config)
-        model = _from_config(config.config, dtype, seed, vocab_size)
+        model = _from_config(config.config, dtype, seed, vocab_size, tokenizer)
     else:
         raise UserError(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
@@ -242,6 +243,7 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     with no_init_weights():
         model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
     model.tie_weights()
+    read_generation(model, folder)
     over_rows(model)
     return model
 
@@ -259,7 +261,9 @@ def _deferring(stored: Stored, raw: dict[str, Any], dtype: torch.dtype, deferred
     return model.eval()
 
 
-def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None) -> PreTrainedModel:
+def _from_config(
+    fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_size: int | None, tokenizer: Any
+) -> PreTrainedModel:
     from transformers import AutoConfig
 
     fields = dict(fields)
@@ -279,7 +283,7 @@ def _from_config(fields: dict[str, Any], dtype: torch.dtype, seed: int, vocab_si
         if key not in known:
             raise UserError(f"model.config: {kind} has no field {key!r}{nearest(key, sorted(known))}")
     try:
-        config = AutoConfig.for_model(kind, **fields)
+        config = AutoConfig.for_model(kind, **with_special_tokens(fields, default, tokenizer))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return auto_model(kind).from_config(config, dtype=dtype, attn_implementation=NAME)

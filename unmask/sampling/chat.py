@@ -82,8 +82,7 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 def end_answers(session: Session, conversation: Conversation) -> None:
     """Let what ends an answer end it: see the module's docstring."""
-    own = getattr(session.model.generation_config, "eos_token_id", None)
-    session.end_with([*conversation.end_tokens(), *(own if isinstance(own, list) else [] if own is None else [own])])
+    session.end_with(conversation.end_tokens())
 
 
 def talk(

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from unmask.data.beginnings import beginning, begun
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
-from unmask.models import families
+from unmask.models import families, special
 from unmask.models.check import layer_windows
 from unmask.models.positions import limit_of
 from unmask.objectives import Decoding, rebuild
@@ -102,10 +102,7 @@ class Session:
             self.mask = self._checked_mask(options.mask_token_id)
         if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
-        own = tokenizer.eos_token_id if tokenizer is not None else None
-        if self.method == "canvas":
-            own = getattr(model.generation_config, "eos_token_id", None) or own
-        self.ends = frozenset([] if own is None else own if isinstance(own, list) else [own])
+        self.ends = frozenset(special.end_tokens(model, tokenizer))
         self.end_with([*end_tokens, *families.end_tokens(model)])
 
     def _checked_mask(self, token: int) -> int:

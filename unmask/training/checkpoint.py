@@ -153,6 +153,9 @@ class Checkpoints:
             if self.mesh is not None and not self.mesh.first:
                 return
             self.model.config.save_pretrained(temporary / "hf")
+            # As it was read: what is not valid in it is no reason to lose a checkpoint.
+            generation = self.model.generation_config.to_json_string()
+            (temporary / "hf" / "generation_config.json").write_text(generation, encoding="utf-8")
             if tokenizer is not None:
                 tokenizer.save_pretrained(temporary / "hf")
             (temporary / "config.yaml").write_text(config, encoding="utf-8")

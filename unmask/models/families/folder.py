@@ -23,6 +23,7 @@ from unmask.errors import UserError
 from unmask.models.families.deferred import Deferred
 from unmask.models.families.layout import Family, Part, check
 from unmask.models.families.stored import Stored
+from unmask.models.special import KINDS, read_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,7 +100,7 @@ def open_folder(
     stored, where = Stored(folder), folder / "config.json"
     try:
         check(raw)
-        fields = dict(family.config(raw, stored.names))
+        fields = dict.fromkeys(KINDS) | family.config(raw, stored.names)  # transformers' are of another tokeniser
     except KeyError as error:
         raise UserError(f"{where}: {family.name} has no {error} there") from None
     except UserError as error:
@@ -111,6 +112,7 @@ def open_folder(
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
         model.tie_weights()
+        read_generation(model, folder)
         merged = any(name.endswith(".experts.down_proj") for name in stored.names)
         parts = list(family.parts(shapes(model), raw, merged))
     except Exception as error:  # whatever transformers raises for values that do not go together
