@@ -112,7 +112,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         if path.is_dir():
             return open_tokenizer(path)
         if path.suffix == ".gguf":
-            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+            options = {"local_files_only": True, "trust_remote_code": False}
+            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, **options)
         if (path.parent / "tokenizer_config.json").exists():
             return open_tokenizer(path.parent)
         return PreTrainedTokenizerFast(tokenizer_file=str(path))

@@ -26,7 +26,7 @@ import torch
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.hf import open_tokenizer, read_config
-from unmask.models import lora, nf4
+from unmask.models import distcp, lora, nf4
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, empty_model, load
 from unmask.models.trained import also, objective_of, said
@@ -157,24 +157,19 @@ def weights(model: torch.nn.Module) -> dict[str, Any]:
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Read the model's tensors, and nothing else, from a verified checkpoint folder."""
-    import torch.distributed.checkpoint as dcp
-
-    state = {"model": weights(model)}
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    distcp.load({"model": weights(model)}, folder)
 
 
 @torch.no_grad()
 def load_average(model: torch.nn.Module, folder: Path) -> None:
     """Put the averaged weights of a verified checkpoint in place of the model's; UserError where it holds none."""
-    import torch.distributed.checkpoint as dcp
-
-    saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved}
+    saved = distcp.contents(folder)
+    live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved.names}
     if not live:
         raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0")
     wide = {name: torch.promote_types(parameter.dtype, torch.float32) for name, parameter in live.items()}
     average = {name: torch.empty_like(parameter, dtype=wide[name]) for name, parameter in live.items()}
-    dcp.load({"ema": average}, checkpoint_id=folder, no_dist=True)
+    distcp.load({"ema": average}, folder, saved)
     for name, parameter in live.items():
         parameter.copy_(average[name])
 

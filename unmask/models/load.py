@@ -131,6 +131,7 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
     if not path.exists():
         raise UserError(f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub)")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
+    options["trust_remote_code"] = False
     folder = path
     if path.is_file():
         _check_file(path)
@@ -239,7 +240,7 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
     register()
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with no_init_weights():
         model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
     model.tie_weights()
@@ -318,7 +319,8 @@ def own_tokenizer(path: Path) -> Any:
     if path.is_file():
         _check_file(path)
         try:
-            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+            options = {"local_files_only": True, "trust_remote_code": False}
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
         except Exception as error:  # whatever transformers and gguf raise for a damaged file
             raise UserError(f"{path}: no tokeniser can be read from it: {_first_line(error)}") from error
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):

@@ -22,6 +22,7 @@ import torch
 from unmask.config import CheckpointConfig
 from unmask.errors import UserError, disk_refusal
 from unmask.models import checkpoints as layout
+from unmask.models import distcp
 from unmask.parallel.mesh import Mesh
 from unmask.training.ema import Ema
 from unmask.training.masters import MASTER
@@ -180,21 +181,20 @@ class Checkpoints:
 
         The optimiser's settings stay the config's. Averages and masters that it lacks start from the weights.
         """
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
         layout.verify(folder)
-        saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        table = distcp.contents(folder)
         settings = [{key: group[key] for key in SETTINGS if key in group} for group in self.optimizer.param_groups]
         state = self._tensors()
         for part in {"random", "ema"} & set(state):
-            state[part] = {name: value for name, value in state[part].items() if f"{part}.{name}" in saved}
+            state[part] = {name: value for name, value in state[part].items() if f"{part}.{name}" in table.names}
             if not state[part]:
                 del state[part]
         for name, own in state["optimizer"]["state"].items():  # masters, which older checkpoints lack
-            if f"optimizer.state.{name}.{MASTER}" not in saved:
+            if f"optimizer.state.{name}.{MASTER}" not in table.names:
                 own.pop(MASTER, None)
-        dcp.load(state, checkpoint_id=folder, no_dist=True)
+        distcp.load(state, folder, table)
         set_optimizer_state_dict(self.model, self.optimizer, self._own_groups(state["optimizer"]))
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)
