@@ -1,8 +1,8 @@
 """Reading the tensors of a checkpoint (torch DCP: `.metadata` and *.distcp) of which nothing is trusted.
 
-DCP keeps its table of contents as a pickle, and values that are no tensor (settings of the optimiser) as pickles too; as
-DCP reads them, both may call any function. Here a class that the table names becomes a `_Record` without behaviour, from
-which DCP's own classes are made again once every field has been looked at; values are read with weights_only.
+DCP keeps its table of contents as a pickle, and values that are no tensor (settings of the optimiser) too; as
+DCP reads them, both may call any function. Here a class that the table names becomes a `_Record` without behaviour;
+from these DCP's own classes are made again once every field has been looked at. Values are read with weights_only.
 """
 
 from __future__ import annotations
