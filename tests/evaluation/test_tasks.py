@@ -71,6 +71,48 @@ def test_a_diffusion_likelihood_is_the_estimate_over_masks_of_the_continuation(n
     assert found[1] == pytest.approx((sum(single) / 2 + both) / 2, abs=4 * error + 1e-9)
 
 
+@pytest.mark.parametrize("guidance", [0.0, 1.5])
+def test_a_guided_likelihood_is_llada_s(guidance):
+    """u + (w + 1)(c - u) with the prompt masked in u, of the one token that is scored: exact, in fp64."""
+    model, twin = tiny(seed=3)
+    token = [9, 8, 7, 6, 5, 4]
+
+    def last(rows):
+        found = logits(twin, rows, list(range(len(rows))), {"full_attention": torch.ones(6, 6).bool()})[-1]
+        return found.double()
+
+    given, without = last([*token[:5], MASK]), last([MASK] * 6)
+    mixed = without + (guidance + 1) * (given - without)
+    mixed[MASK] = -torch.inf
+    wanted = mixed.log_softmax(-1)[token[-1]].item()
+    for objective in (bound_to("mdlm"), bound_to("block_diffusion", block_size="full")):
+        found = log_likelihoods(RowModel(model), objective, [(token[:5], token[5:])], draws=3, guidance=guidance)
+        assert found[0] == pytest.approx(wanted, rel=1e-9)
+    # Of more tokens: both passes are masked alike, and without a prompt guidance changes nothing.
+    alone = [log_likelihoods(RowModel(model), bound_to("mdlm"), [([], token)], draws=4, guidance=w) for w in (0.0, 2.0)]
+    np.testing.assert_allclose(*alone, rtol=1e-9)
+
+
+def test_guidance_of_a_command_reaches_the_likelihoods_of_its_tasks(folder, monkeypatch):
+    model, _ = tiny(seed=3)
+    found = OpenModel(model, word_tokenizer(), MASK, bound_to("mdlm"))
+    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
+    asked = Asked(["choose"], include_path=folder(["", "", ""]), draws=2)
+    assert set(evaluate_tasks("folder", asked, Options(guidance=1.5))["tasks"]) == {"choose"}
+    from unmask.evaluation.harness import UnmaskLM
+
+    guided = UnmaskLM(found, draws=2, guidance=1.5)._log_likelihoods(PAIRS)
+    wanted = log_likelihoods(RowModel(model), found.objective, PAIRS, draws=2, guidance=1.5)
+    np.testing.assert_allclose(guided, wanted, rtol=1e-12)
+    assert not np.allclose(guided, log_likelihoods(RowModel(model), found.objective, PAIRS, draws=2))
+
+
+def test_guidance_of_a_model_that_sees_no_whole_sequence_is_refused():
+    model, _ = tiny(seed=3)
+    with pytest.raises(UserError, match="guidance=1: a likelihood is guided for models over whole sequences"):
+        log_likelihoods(RowModel(model), bound_to("block_diffusion", block_size=4), PAIRS, guidance=1.0)
+
+
 def test_a_likelihood_depends_on_nothing_else_that_is_asked():
     model, _ = tiny(seed=3)
     objective = bound_to("block_diffusion", block_size=4)

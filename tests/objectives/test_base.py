@@ -104,6 +104,7 @@ def test_the_mask_token_is_the_models_and_no_option() -> None:
         ("block_diffusion", {"window": [0.3, 0.8]}, "window=[0.3, 0.8] has no effect here: it needs clip: auto"),
         ("block_diffusion", {"redraw": True}, "redraw=True has no effect"),
         ("block_diffusion", {"variant": "llada2", "weight_offset": 1e-3}, "weight_offset=0.001 has no effect"),
+        ("mdlm", {"variant": "dream", "weight_offset": 1e-3}, "weight_offset=0.001 has no effect"),
         ("block_diffusion", {"clip": [0.6, 1], "weight_offset": 1e-3}, "weight_offset=0.001 has no effect"),
         ("block_diffusion", {"block_size": "full", "clean": "causal"}, "clean='causal' has no effect"),
         ("block_diffusion", {"block_size": 8, "block_schedule": [{"size": 4}]}, "block_size=8 has no effect"),

@@ -119,3 +119,16 @@ def test_cosine_and_flat_weights():
     assert len(rows.labelled) / 400 == pytest.approx(np.sin(np.pi / 2 * t), abs=0.12)
     flat = bound("mdlm", weight="flat").rows(documents, 0)
     assert (flat.weight[flat.labelled] == 1).all()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_weight_offset_is_added_to_the_inverse_weight_s_denominator(schedule):
+    """-alpha'(t) / (1 - alpha(t) + offset); the bound of the evaluation has none."""
+    documents = [document(400, 3)]
+    objective = bound("mdlm", schedule=schedule, weight_offset=0.25)
+    t = 1e-3 + (1 - 1e-3) * objective.levels(documents, 0)[0][0, 0]
+    slope, masked = (1.0, t) if schedule == "linear" else (np.pi / 2 * np.cos(np.pi / 2 * t), np.sin(np.pi / 2 * t))
+    rows = objective.rows(documents, 0)
+    assert rows.weight[rows.labelled] == pytest.approx(slope / (masked + 0.25), rel=1e-12)
+    plain, offset = (each.evaluation().rows(documents, 0) for each in (bound("mdlm", schedule=schedule), objective))
+    assert (plain.weight == offset.weight).all()

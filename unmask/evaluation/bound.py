@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from unmask.errors import UserError
+from unmask.evaluation.guided import guided, without_prompt
 from unmask.objectives import Objective
 from unmask.objectives.clip import scored_blocks
 from unmask.objectives.levels import bin_of
@@ -183,14 +184,26 @@ EMPTY = np.empty(0)
 
 
 def scores_of(
-    row_model: RowModel, objectives: tuple[Objective, Objective], pack: Sequence[Document], seed: int, level: list[Any]
+    row_model: RowModel,
+    objectives: tuple[Objective, Objective],
+    pack: Sequence[Document],
+    seed: int,
+    level: list[Any],
+    guidance: float = 0.0,
 ) -> Scores:
-    """What a pack adds to the bound. objectives: that of evaluation with one noise draw, and with all of them."""
+    """What a pack adds to the bound. objectives: that of evaluation with one noise draw, and with all of them.
+
+    guidance: see `unmask.evaluation.guided`.
+    """
     single, noisy = objectives
     rows = noisy.rows(pack, seed, level).pruned()
-    batch = row_model.collate(rows)
     with torch.no_grad():
-        nll = row_model(batch, noisy, per_row=True).double().cpu().numpy()
+        if guidance:
+            bare = noisy.rows([without_prompt(one, noisy) for one in pack], seed, level).pruned()
+            nll = guided(row_model, noisy, rows, bare, guidance)
+        else:
+            nll = row_model(row_model.collate(rows), noisy, per_row=True)
+    nll = nll.double().cpu().numpy()
     if len(rows.labelled) == 0:  # only now: a model that is divided over processes needs them all
         return Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     label = rows.labelled

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from unmask.evaluation.bound import scores_of
+from unmask.evaluation.guided import check
 from unmask.models import RowModel
 from unmask.objectives import Objective
 from unmask.rows import Document
@@ -38,14 +39,17 @@ def log_likelihoods(
     *,
     seed: int = 0,
     draws: int = 1,
+    guidance: float = 0.0,
     report: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """log p(continuation | context), in nats, float64 [pairs]: a lower bound in expectation, exact for `ar`.
 
     pairs: token ids, continuations not empty, contexts neither where row i - 1 predicts token i. The objective is bound
-    to the model's mask token. report: called with (pairs done, pairs). NotImplementedError for an objective without a
-    bound.
+    to the model's mask token. guidance: classifier-free, of whole-sequence models (`unmask.evaluation.guided`); for
+    others UserError. report: called with (pairs done, pairs). NotImplementedError for an objective without a bound.
     """
+    if guidance:
+        check(objective, guidance)
     single = objective.evaluation()
     noisy = single if objective.decoding.kind == "causal" else single.model_copy(update={"draws": draws})
     documents = [document(*pair) for pair in pairs]
@@ -54,7 +58,7 @@ def log_likelihoods(
     row_model.eval()
     for pack in _packs(documents, noisy.draws):
         levels = [noisy.levels([one], seed)[0] for one in pack]
-        found.append(-scores_of(row_model, (single, noisy), pack, seed, levels).nats)
+        found.append(-scores_of(row_model, (single, noisy), pack, seed, levels, guidance).nats)
         done += len(pack)
         if report is not None:
             report(done, len(documents))

@@ -161,7 +161,8 @@ def _top(loaded: dict[str, Any]) -> list[Any]:
 def _refuse_unused(asked: Asked, tasks: dict[str, Any], options: Options) -> None:
     """UserError for what none of the tasks reads: options of the sampler where nothing is written, draws else."""
     kinds, names = {task.get_config("output_type") for task in tasks.values()}, ",".join(asked.names)
-    given = sorted(options.model_fields_set - {"objective", "mask_token_id"})  # of the model, not of the sampler
+    # Not the sampler's alone: those of the model, and guidance, which likelihoods have as well.
+    given = sorted(options.model_fields_set - {"objective", "mask_token_id", "guidance"})
     if given and kinds.issubset(LIKELIHOOD):
         value = getattr(options, given[0])
         raise UserError(f"eval: {given[0]}={value} has no effect here: --tasks {names} compares likelihoods alone")

@@ -67,6 +67,8 @@ class MDLM(Annealed):
     schedule: Schedule = "linear"
     #: `inverse`: the likelihood's, 1/t when linear (MDLM, LLaDA); `flat`: 1; `cart`: by visible context (Dream).
     weight: Literal["inverse", "flat", "cart"] = "inverse"
+    #: Added to the inverse weight's denominator (dllm: 1e-6).
+    weight_offset: float = Field(default=0.0, ge=0)
     #: Parameter of `cart`'s geometric.
     cart_q: float = Field(default=0.8, gt=0, lt=1)
     #: See `denominators` for whose each is.
@@ -79,7 +81,8 @@ class MDLM(Annealed):
     random_length: float = Field(default=0.0, ge=0, le=1)
 
     def unused(self) -> dict[str, str]:
-        return {} if self.weight == "cart" else {"cart_q": "weight: cart"}
+        needs = {"cart_q": "cart", "weight_offset": "inverse"}
+        return {option: f"weight: {weight}" for option, weight in needs.items() if self.weight != weight}
 
     @property
     def decoding(self) -> Decoding:
@@ -133,8 +136,10 @@ class MDLM(Annealed):
         mask = bernoulli(number, mask_probability(self.schedule, t), candidate)
         if self.weight == "cart":
             return mask, cart(mask, self.cart_q)
-        # t = 0 (eps 0) masks nothing, so its infinite weight meets no token.
-        weight = np.ones_like(t) if self.weight == "flat" else likelihood_weight(self.schedule, np.maximum(t, 1e-12))
+        weight = np.ones_like(t)
+        if self.weight == "inverse":
+            # t = 0 (eps 0) masks nothing, so its infinite weight meets no token.
+            weight = likelihood_weight(self.schedule, np.maximum(t, 1e-12), self.weight_offset)
         return mask, np.broadcast_to(weight, mask.shape)
 
     def _cut(self, document: Document, seed: int) -> Document:
@@ -153,8 +158,8 @@ class MDLMBound(MDLM):
     k ~ U{1..n} of a document's n scored tokens are masked, each with weight n / k. Then sum / count is, in expectation,
     at least -log p(scored tokens | the document's other tokens) / n, p being the mixture, over random orders of
     the scored tokens, of the model's own conditionals. Scored are the supervised tokens; with `shift` position 0 has no
-    row to predict it, stays visible and is conditioned on. `weight`, `eps` and `schedule` play no part: the bound is
-    the same for every schedule.
+    row to predict it, stays visible and is conditioned on. `weight`, its offset, `eps` and `schedule` play no part: the
+    bound is the same for every schedule.
     """
 
     def evaluation(self) -> MDLM:
