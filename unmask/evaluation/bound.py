@@ -200,10 +200,10 @@ def scores_of(
     with torch.no_grad():
         if guidance:
             bare = noisy.rows([without_prompt(one, noisy) for one in pack], seed, level).pruned()
-            nll = guided(row_model, noisy, rows, bare, guidance)
+            found = guided(row_model, noisy, rows, bare, guidance)
         else:
-            nll = row_model(row_model.collate(rows), noisy, per_row=True)
-    nll = nll.double().cpu().numpy()
+            found = row_model(row_model.collate(rows), noisy, per_row=True)
+    nll = found.double().cpu().numpy()
     if len(rows.labelled) == 0:  # only now: a model that is divided over processes needs them all
         return Scores(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY)
     label = rows.labelled

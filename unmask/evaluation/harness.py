@@ -146,8 +146,10 @@ class UnmaskLM(TemplateLM):
         """An empty continuation is certain."""
         some = [pair for pair in pairs if pair[1]]
         row_model = RowModel(self.opened.model)
-        drawn = {"seed": self.seed, "draws": self.draws, "guidance": self._session(1).options.guidance}
-        scored = iter(log_likelihoods(row_model, self.opened.objective, some, **drawn))
+        guidance = self._session(1).options.guidance
+        scored = iter(
+            log_likelihoods(row_model, self.opened.objective, some, seed=self.seed, draws=self.draws, guidance=guidance)
+        )
         return [float(next(scored)) if continuation else 0.0 for _, continuation in pairs]
 
     def _fitting(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
