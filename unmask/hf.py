@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise UserError(f"{path}: holds no JSON object")
     return raw
+
+
+def fetching(name: str | Path) -> str:
+    """How to get a model first whose name on a hub was given for a path: what follows the sentence that there is none.
+
+    "" for a path whose folder is there.
+    """
+    found = re.fullmatch(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)", str(name))
+    if found is None or Path(name).parent.exists():
+        return ""
+    folder = f"models/{found[1]}"
+    return f"; if that is its name on a hub, fetch it first: hf download {name} --local-dir {folder}, and name {folder}"
 
 
 def is_known(raw: dict[str, Any]) -> bool:

@@ -283,6 +283,25 @@ def test_the_first_bad_line_is_told_whatever_a_later_one_lacks(tmp_path: Path, s
     assert not (tmp_path / "out2").exists()
 
 
+def test_a_message_of_an_unknown_role_that_the_template_leaves_out_is_refused(tmp_path: Path, speaker: Any) -> None:
+    """A template that writes the roles it knows, and drops the others in silence."""
+    chooses = PLAIN.replace(
+        "<|im_start|>{{ message.role }}", "{% if message.role in ['user', 'assistant'] %}<|im_start|>{{ message.role }}"
+    ).replace("<|im_end|>\n{% endfor %}", "<|im_end|>\n{% endif %}{% endfor %}")
+    assert chooses.count("{% if") == 3 and chooses != PLAIN
+    tokenizer = with_template(speaker, chooses, tmp_path)
+    turns = CONVERSATION[1:3]
+    odd = [{"role": "sytem", "content": "Be brief."}, *turns]
+    with pytest.raises(UserError, match="record 0: the chat template leaves out message 0, of the role 'sytem'; usual"):
+        coded(odd, tokenizer)
+    wanted = coded(turns, tokenizer)
+    assert (
+        coded([{"role": "system", "content": "Be brief."}, *turns], tokenizer) == wanted
+    )  # a choice of the template's
+    tokenizer.chat_template = PLAIN
+    assert "sytem" in tokenizer.decode(coded(odd, tokenizer)[0])
+
+
 def test_what_a_template_itself_refuses(tmp_path: Path, speaker: Any) -> None:
     tokenizer = with_template(speaker, "{{ raise_exception('no systems here') }}", tmp_path)
     with pytest.raises(UserError, match="record 0: the chat template refuses it: no systems here"):

@@ -67,6 +67,13 @@ def test_answers_are_those_of_the_sampler_and_scores_are_counted(opened, written
     assert json.loads(describe_answers(found, as_json=True)) == found
 
 
+def test_a_message_that_the_template_leaves_out_is_refused(opened, written):
+    opened.tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }} {% endfor %}"
+    path = written({"messages": [{"role": "human", "content": "w3"}, {"role": "user", "content": "w4"}]})
+    with pytest.raises(UserError, match=":1: the chat template leaves out message 0, of the role 'human'"):
+        generate("run", path, OPTIONS)
+
+
 def test_the_whole_conversation_and_its_tools_are_asked(opened, written):
     opened.tokenizer.chat_template = (
         "{% if tools %}w{{ tools | length }} {% endif %}{% for m in messages %}{{ m.role }} {{ m.content }} "

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from tests.models.families import FAMILIES
+from unmask import Trainer
 from unmask.attention import FULL, NAME
-from unmask.config import ModelConfig
+from unmask.config import Config, ModelConfig
+from unmask.convert import convert
+from unmask.data import load_tokenizer
 from unmask.errors import UserError
 from unmask.models import load
+from unmask.models.checkpoints import open_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -259,6 +263,26 @@ def test_a_checkpoint_that_is_damaged_or_lacks_a_weight_is_refused(tmp_path: Pat
     assert f"{file}: not a safetensors file" in sentence(tmp_path)
     file.write_bytes(whole)
     assert load(ModelConfig(name=str(tmp_path))).mask_token_id == 3
+
+
+def test_a_name_on_a_hub_is_answered_by_how_to_fetch_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    way = "hf download Qwen/Qwen3-0.6B-Base --local-dir models/Qwen3-0.6B-Base, and name models/Qwen3-0.6B-Base"
+    run = Config.parse({"model": {"name": "Qwen/Qwen3-0.6B-Base"}})
+    for asked in (
+        lambda name: load(ModelConfig(name=name)),
+        open_model,
+        load_tokenizer,
+        lambda name: convert(name, "out"),
+        lambda name: Trainer(config=run).train(["a text"]),
+    ):
+        with pytest.raises(UserError, match=f"no such .*{way}$"):
+            asked("Qwen/Qwen3-0.6B-Base")
+    (tmp_path / "runs").mkdir()
+    for path in ("runs/first", "./a/b", "first", str(tmp_path / "a" / "b")):
+        with pytest.raises(UserError) as caught:
+            open_model(path)
+        assert "hf download" not in str(caught.value)
 
 
 def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from unmask.data.reading import Reading
 from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
 from unmask.errors import UserError, as_path
 
+#: Roles that chat templates are written for.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 #: As transformers finds them.
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 #: Texts of templates that are tokens of their own.
@@ -48,9 +50,11 @@ class Chat:
         if self.supervise == "last":
             turns = turns[-1:]
         try:
-            if GENERATION.search(self._template(tools)):
-                return self._marked(messages, tools, turns)
-            return self._by_prefixes(messages, tools, turns, where)
+            marked = GENERATION.search(self._template(tools))
+            found = self._marked(messages, tools, turns) if marked else self._by_prefixes(messages, tools, turns, where)
+            if left_out := unwritten(messages, found[0]):
+                raise Bad(where, left_out)
+            return found
         except Bad:
             raise
         except Exception as error:  # whatever a template makes jinja raise
@@ -225,6 +229,19 @@ def _check_messages(messages: Any, where: str) -> None:
             continue
         if not isinstance(content, str | list):
             raise Bad(where, f'message {number} ({message["role"]}) has no "content"')
+
+
+def unwritten(messages: list[Any], text: str) -> str | None:
+    """What is wrong where the template has left out a message of a role that templates do not know ("gpt", "sytem").
+
+    text: what it wrote. Of the roles that they know, one may leave something out on purpose: reasoning, say.
+    """
+    for number, message in enumerate(messages):
+        role, content = message["role"], message.get("content")
+        if role not in ROLES and isinstance(content, str) and content.strip() not in text:
+            known = ", ".join(ROLES)
+            return f"the chat template leaves out message {number}, of the role {role!r}; usual roles are {known}"
+    return None
 
 
 def _advice(messages: list[Any]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UserError
-from unmask.hf import open_tokenizer
+from unmask.hf import fetching, open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -103,7 +103,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if not path.exists():
         raise UserError(
             f"{path}: no such tokeniser; give a folder with tokenizer.json, that file, a .gguf file, a prepared "
-            f"dataset or a run"
+            f"dataset or a run{fetching(path)}"
         )
     path = _inside(path)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unmask.data.chat import unwritten
 from unmask.errors import UserError
 from unmask.evaluation.alone import alone, open_here
 from unmask.sampling.api import Sample, result
@@ -96,6 +97,8 @@ def _rendered(question: Question, tokenizer: Any) -> str | list[int]:
         raise UserError(
             f"{question.where}: the chat template refuses it: {' '.join(str(error).split())[:200]}"
         ) from None
+    if left_out := unwritten(question.prompt, text):
+        raise UserError(f"{question.where}: {left_out}")
     return encoded(tokenizer, text)
 
 

@@ -25,7 +25,7 @@ import torch
 
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
-from unmask.hf import open_tokenizer, read_config
+from unmask.hf import fetching, open_tokenizer, read_config
 from unmask.models import distcp, lora, nf4
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, empty_model, load
@@ -212,7 +212,7 @@ def _opened(
     if not folder.is_dir():
         missing = folder.name == BEST and folder.parent.is_dir()
         hint = ": the run keeps its best only with checkpoint.best=true, after an evaluation" if missing else ""
-        raise UserError(f"{path}: no such checkpoint folder{hint}")
+        raise UserError(f"{path}: no such checkpoint folder{hint or fetching(path)}")
     if folder.name == BEST and folder.is_symlink():
         folder = folder.parent / folder.readlink()
     step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
-from unmask.hf import is_known, open_tokenizer, read_config
+from unmask.hf import fetching, is_known, open_tokenizer, read_config
 from unmask.models import dropout, experts, lora, positions
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
@@ -129,7 +129,9 @@ def _mask_token(model: PreTrainedModel, tokenizer: Any, config: ModelConfig) -> 
 
 def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) -> PreTrainedModel:
     if not path.exists():
-        raise UserError(f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub)")
+        raise UserError(
+            f"model.name={path}: no such folder or file (models are loaded from disk, not from a hub){fetching(path)}"
+        )
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME, "local_files_only": True}
     options["trust_remote_code"] = False
     folder = path

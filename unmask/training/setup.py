@@ -18,7 +18,7 @@ from unmask.data.beginnings import begin_with, beginning, shown
 from unmask.data.prepare import with_template
 from unmask.data.sources import exists, is_dataset
 from unmask.errors import UserError
-from unmask.hf import vocabulary_of
+from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
 from unmask.models.check import check_positions
 from unmask.models.checkpoints import newest
@@ -299,7 +299,9 @@ def _tokenizer(config: Config, sources: list[Any]) -> Any:
         return None
     model = Path(config.model.name)
     if not model.exists():
-        raise UserError(f"model.name={model}: no such folder or file (models are loaded from disk, not from a hub)")
+        raise UserError(
+            f"model.name={model}: no such folder or file (models are loaded from disk, not from a hub){fetching(model)}"
+        )
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     return load_tokenizer(model) if model.is_file() or any((model / file).exists() for file in files) else None
 
