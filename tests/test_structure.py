@@ -19,11 +19,12 @@ FILE_LINES = 600
 FUNCTION_LINES = 80
 ARGUMENTS = 7
 
-LEAF = {"errors", "registry", "config", "hardware", "hf"}
+LEAF = {"errors", "endings", "registry", "config", "hardware", "hf"}
 MODELS = LEAF | {"rows", "kernels", "objectives", "attention", "models"}
 #: What each part of the package may import of the others. "unmask" is the public API, unmask/__init__.py.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "endings": set(),
     "registry": {"errors"},
     "hardware": set(),
     "hf": {"errors"},
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": MODELS
     | {"unmask", "data", "parallel", "sampling", "evaluation", "export", "tracking", "training"}
     | {"convert", "demo", "doctor", "recipes", "completion"},
-    "__main__": {"cli"},
+    "__main__": {"endings", "parallel", "cli"},
     "unmask": MODELS | {"data", "parallel", "sampling", "evaluation", "export", "tracking", "training"},
 }
 

@@ -7,16 +7,12 @@ Nothing heavy is imported before a verb runs.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 from unmask import completion as complete
 from unmask.cli.app import app
+from unmask.endings import Ending, sentence
 from unmask.errors import UserError, disk_refusal
 from unmask.parallel import launched
 
@@ -32,12 +28,25 @@ def main() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     complete.answer_shells()
     launched.adopt_slurm(os.environ)
+    ending = Ending(launched.by_launcher(), launched.BEGUN.is_set)
     try:
         for argument in sys.argv[1:]:
             if not argument.isprintable() and any("\udc80" <= character <= "\udcff" for character in argument):
                 raise UserError(f"the argument {argument!r} is not UTF-8 text")
-        with _sigterm_unwinds():
+        with ending.watching():
             app()
+    except BaseException as error:
+        if ending.number is not None:  # whatever a library made of it
+            if launched.rank() == 0 and not launched.by_unmask():
+                print(sentence(ending.number), file=sys.stderr)
+            sys.exit(128 + ending.number)
+        _fail(error)
+
+
+def _fail(error: BaseException) -> None:
+    """End as `error` asks for: a mistake of the user in one line, a bug with its traceback."""
+    try:
+        raise error
     except UserError as error:
         _tell(error)
         sys.exit(2)
@@ -64,21 +73,3 @@ def _tell(error: UserError) -> None:
     else:
         rank = launched.rank()
         print(f"unmask: {error}" if rank == 0 else f"unmask (rank {rank}): {error}", file=sys.stderr)
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM end the program as Ctrl-C does, through every `finally`: no half-written output stays behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # one is enough: a second must not interrupt the clearing up
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # elsewhere Python catches no signals
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

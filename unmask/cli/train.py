@@ -68,8 +68,6 @@ def train(
         return
     from unmask.training.trainer import Trainer
 
-    if launched.by_unmask():
-        launched.end_with_launcher()
     trainer = Trainer(config=settings, repeat=repeat)
     trainer.restarted = launch.restarted
     summary = trainer.train()

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -24,22 +23,23 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from unmask.config import CheckpointConfig, Config, ParallelConfig
 from unmask.errors import RankLost, UserError
-from unmask.parallel.launched import ROLE, by_launcher
+from unmask.endings import sentence
+from unmask.parallel.launched import ROLE, by_launcher, run_id
+from unmask.parallel.meeting import LOOPBACK, OneMachine
 from unmask.parallel.mesh import check_sizes, processes
 from unmask.parallel.stages import check_config, resolved
 
-LOOPBACK = "127.0.0.1"
 #: What a user or a scheduler ends a run with.
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: Exit codes of a run that was told to end, and has saved.
 TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 #: Seconds that the others have to end after the first process that was told to.
 GRACE = 10.0
+#: Seconds until processes that do not end when their run does are killed: a stopped one, one that waits for a lost one.
+PATIENCE = 5
 
 
 def size_of(asked: str, config: ParallelConfig) -> int:
@@ -81,21 +81,13 @@ def launch(arguments: Sequence[str], size: int, restarts: int = 0) -> int:
     UserError for what the processes refused, and for a process that was lost for the last time.
     """
     with _environment(size), TemporaryDirectory(prefix="unmask-") as folder:
-        parameters = RendezvousParameters(
-            backend="c10d", endpoint=f"{LOOPBACK}:0", run_id=uuid.uuid4().hex, min_nodes=1, max_nodes=1,
-            local_addr=LOOPBACK,
-        )  # fmt: skip
         spec = WorkerSpec(
             role=ROLE, local_world_size=size, entrypoint=sys.executable, args=("-m", "unmask", *arguments),
-            rdzv_handler=get_rendezvous_handler(parameters), max_restarts=restarts, monitor_interval=0.1,
-            local_addr=LOOPBACK,
+            rdzv_handler=OneMachine(run_id()), max_restarts=restarts, monitor_interval=0.1, local_addr=LOOPBACK,
         )  # fmt: skip
         agent = Agent(spec, DefaultLogsSpecs(log_dir=folder))
-        try:
-            with agent.handing_on():
-                result = agent.run()
-        finally:
-            spec.rdzv_handler.shutdown()
+        with agent.handing_on():
+            result = agent.run()
     return agent.verdict() if result.is_failed() else 0
 
 
@@ -141,6 +133,9 @@ class Agent(LocalElasticAgent):
         if result.is_failed():
             self._judge(result)
         return result
+
+    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int = PATIENCE) -> None:
+        super()._shutdown(death_sig, min(timeout, PATIENCE))
 
     def _ending(self) -> bool:
         """Whether some processes have ended as told to and the others are about to: torchelastic would end them."""
@@ -215,7 +210,7 @@ def _environment(size: int) -> Iterator[None]:
     """What the processes inherit: a share of the cores each, and the loopback interface to talk through."""
     given = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)), "TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
     if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
-        given["GLOO_SOCKET_IFNAME"] = loopback[0]
+        given |= {"GLOO_SOCKET_IFNAME": loopback[0], "NCCL_SOCKET_IFNAME": loopback[0]}
     added = {name: value for name, value in given.items() if name not in os.environ}
     os.environ.update(added)
     # torchelastic tells every signal and failure in its own words.

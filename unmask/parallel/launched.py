@@ -11,12 +11,17 @@ import re
 import signal
 import threading
 import time
+import uuid
 from collections.abc import MutableMapping
+
+from unmask.endings import DEAF
 
 #: torchelastic's name for the processes that `unmask train --nproc` starts.
 ROLE = "unmask"
 #: Ports that a SLURM step may take to meet: below those that systems give to clients.
 PORTS = range(10000, 30000)
+#: Set once this process trains, and so answers signals between its steps.
+BEGUN = threading.Event()
 
 
 def rank() -> int:
@@ -34,14 +39,27 @@ def by_unmask() -> bool:
     return by_launcher() and os.environ.get("ROLE_NAME") == ROLE
 
 
-def end_with_launcher(every: float = 1.0) -> None:
-    """Let this process save and end, as if told to, when the `unmask train --nproc` that started it is gone."""
-    parent = os.getppid()
+def run_id() -> str:
+    """A name for a run that this process launches, by which those that it starts know it."""
+    return f"{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def end_with_launcher(every: float = 0.5) -> None:
+    """Let this process save and end, as if told to, when the `unmask train --nproc` that started it is gone.
+
+    One that has not begun to train has nothing to save, and may wait for the others where it hears no signal.
+    """
+    if not by_unmask():
+        return
+    launcher = int(os.environ["TORCHELASTIC_RUN_ID"].partition("-")[0])
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == launcher:
             time.sleep(every)
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(DEAF)
+        if not BEGUN.is_set():
+            os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 

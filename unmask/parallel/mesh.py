@@ -28,6 +28,7 @@ from unmask.attention.exchange import Axis, Traffic, Wire
 from unmask.config import ParallelConfig, flat
 from unmask.errors import RankLost, UserError
 from unmask.parallel import launched
+from unmask.parallel.meeting import joined
 from unmask.parallel.pulse import Pulse
 
 T = TypeVar("T")
@@ -246,7 +247,7 @@ def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
     """torch.distributed initialised from the launcher's environment."""
     timeout = timedelta(seconds=config.timeout)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, size = joined(timeout)
         if launched.by_unmask():  # torchelastic keeps the store, and what is in it, over restarts
             store = dist.PrefixStore(f"start {launched.restarts()[0]}", store)
         store.set_timeout(timeout)

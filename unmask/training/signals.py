@@ -7,8 +7,9 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-#: What a shell reports for a process that a signal ended is 128 + its number.
-CAUGHT = (signal.SIGTERM, signal.SIGINT)
+from unmask.endings import CAUGHT
+from unmask.parallel import launched
+
 
 
 class Interrupt:
@@ -23,6 +24,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
+            launched.BEGUN.set()
             self._before = {number: signal.signal(number, self._receive) for number in CAUGHT}
         return self
 
