@@ -34,12 +34,13 @@ from unmask.parallel.stages import check_config, resolved
 
 #: What a user or a scheduler ends a run with.
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: Exit codes of a run that was told to end, and has saved.
-TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+#: Exit codes of a process that was told to end: by itself, or before it could hear of it.
+TOLD_TO_END = {sign * number + base: 128 + number
+               for number in (signal.SIGTERM, signal.SIGINT) for sign, base in ((1, 128), (-1, 0))}  # fmt: skip
 #: Seconds that the others have to end after the first process that was told to.
-GRACE = 10.0
-#: Seconds until processes that do not end when their run does are killed: a stopped one, one that waits for a lost one.
-PATIENCE = 5
+GRACE = 5.0
+#: Seconds until processes are killed that do not end when they are told to.
+PATIENCE = 3.0
 
 
 def size_of(asked: str, config: ParallelConfig) -> int:
@@ -98,7 +99,10 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, logs)
         self._command = spec.args
         self._received: int | None = None
-        self._deadline: float | None = None
+        # The process that was first to fail, and the signals that the others are still to get, the next one when.
+        self._first: int | None = None
+        self._next: list[signal.Signals] = []
+        self._deadline = 0.0
         self._cause: tuple[int, ProcessFailure] | None = None
 
     @contextmanager
@@ -121,36 +125,45 @@ class Agent(LocalElasticAgent):
                 os.killpg(pid, number)  # each leads a process group of its own
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self._first = None
         found = super()._start_workers(worker_group)
         if self._received is not None:  # before there was anyone to hand it to
             self._send(self._received)
         return found
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._ending():
+        if self._waiting():
             return RunResult(state=WorkerState.HEALTHY)
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._judge(result)
         return result
 
-    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int = PATIENCE) -> None:
-        super()._shutdown(death_sig, min(timeout, PATIENCE))
+    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: float = PATIENCE) -> None:
+        super()._shutdown(death_sig or signal.SIGTERM, int(PATIENCE))
 
-    def _ending(self) -> bool:
-        """Whether some processes have ended as told to and the others are about to: torchelastic would end them."""
+    def _waiting(self) -> bool:
+        """Whether others still run after a process that has not ended well. They are told to end, then killed: one that
+        is stopped, or waits for a lost one, does not hear it. torchelastic would give them half a minute."""
         assert self._pcontext is not None
-        codes = [_exit_code(pid) for pid in self._pcontext.pids().values()]
-        ended = [code for code in codes if code is not None]
-        if len(ended) == len(codes) or not any(ended) or not {0, *TOLD_TO_END}.issuperset(ended):
+        codes = {rank: _exit_code(pid) for rank, pid in self._pcontext.pids().items()}
+        failed = [rank for rank, code in codes.items() if code]
+        if not failed or None not in codes.values():
             return False
-        if self._deadline is None:
-            self._deadline = time.monotonic() + GRACE
-        return time.monotonic() < self._deadline
+        if self._first is None:
+            self._first = failed[0]
+            # Those of a run that was told to end, and has saved, are about to end by themselves.
+            self._deadline = time.monotonic() + (GRACE if codes[self._first] in TOLD_TO_END else 0)
+            self._next = [signal.SIGTERM, signal.SIGKILL]
+        if self._next and time.monotonic() >= self._deadline:
+            self._send(self._next.pop(0))
+            self._deadline += PATIENCE
+        return True
 
     def _judge(self, result: RunResult) -> None:
         """Say why the group ended; take back the restarts where another start would end in the same way."""
-        self._cause = next(iter(result.failures.items()))  # later ones were ended by torchelastic itself
+        first = next(iter(result.failures)) if self._first is None else self._first
+        self._cause = first, result.failures[first]  # the others have ended for its sake
         kind, why = self._reason()
         if kind == UserError.__name__ or self._told_to_end():
             self._remaining_restarts = 0
@@ -181,7 +194,7 @@ class Agent(LocalElasticAgent):
         if self._received is not None:
             return 128 + self._received
         if self._told_to_end():
-            return self._cause[1].exitcode
+            return TOLD_TO_END[self._cause[1].exitcode]
         kind, why = self._reason()
         limit = self._worker_group.spec.max_restarts
         if kind == UserError.__name__:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from unmask.config import CheckpointConfig
+from unmask.endings import passing
 from unmask.errors import UserError, disk_refusal
 from unmask.models import checkpoints as layout
 from unmask.models import distcp
@@ -243,7 +244,8 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp
 
         group = None if self.mesh is None else self.mesh.saving
-        dcp.save(tensors, checkpoint_id=folder, process_group=group, no_dist=self.mesh is None)
+        with passing():
+            dcp.save(tensors, checkpoint_id=folder, process_group=group, no_dist=self.mesh is None)
 
     def _set_aside(self, step: int) -> None:
         """Checkpoints at or after `step` belong to a history this run left when it went on from an earlier one."""
