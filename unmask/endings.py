@@ -66,7 +66,7 @@ class Ending:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        # Where the exception cannot pass, in a destructor say, Python would print it; it is raised again on the way out.
+        # In a destructor, where the exception cannot pass, Python would print it.
         sys.unraisablehook = lambda unraisable: None
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,7 +1,6 @@
 """The record of a run, and the same run again from its folder: to the bit, or refused, or with what differs said."""
 
 import json
-import subprocess
 import sys
 from unittest import mock
 
@@ -58,28 +57,6 @@ def test_what_a_run_was_started_with_is_written_down(source):
     assert start["machine"]["threads"] == torch.get_num_threads() and start["machine"]["cpu"]
     assert start["exact"]["training.seed"] == 0 and len(start["exact"]["data.train"]) == 64
     assert start["git"]["folder"] is None
-
-
-def test_the_git_state_of_a_folder(tmp_path):
-    def git(*arguments):
-        identity = ["-c", "user.name=n", "-c", "user.email=e"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
-    state = record.git_state.__wrapped__
-    assert state(str(tmp_path)) is None
-    git("init")
-    (tmp_path / "file").write_text("one")
-    git("add", "file")
-    git("commit", "-m", "one")
-    clean = state(str(tmp_path))
-    assert len(clean["commit"]) == 40 and (clean["dirty"], clean["diff"]) == (False, None)
-    hashes = set()
-    for text in ("two", "three"):
-        (tmp_path / "file").write_text(text)
-        dirty = state(str(tmp_path))
-        assert dirty["commit"] == clean["commit"] and dirty["dirty"]
-        hashes.add(dirty["diff"])
-    assert len(hashes) == 2
 
 
 def test_every_start_of_a_run_is_recorded(tmp_path):

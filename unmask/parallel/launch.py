@@ -26,7 +26,6 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from unmask.config import CheckpointConfig, Config, ParallelConfig
 from unmask.errors import RankLost, UserError
-from unmask.endings import sentence
 from unmask.parallel.launched import ROLE, by_launcher, run_id
 from unmask.parallel.meeting import LOOPBACK, OneMachine
 from unmask.parallel.mesh import check_sizes, processes

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,14 +25,13 @@ from unmask.config import Config, apply_override
 from unmask.data.sources import exists
 from unmask.errors import UserError, as_path
 from unmask.hardware import processor
+from unmask.training import repository
 
 if TYPE_CHECKING:
     from unmask.training.setup import Run
 
 FILE = "run.json"
 PACKAGES = ("unmask", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "liger-kernel")
-#: Seconds that git may take to describe a working tree.
-PATIENCE = 10.0
 #: Config keys that hold a path.
 PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer", "data.chat_template")
 
@@ -53,7 +51,7 @@ def write(run: Run, step: int, processes: int) -> None:
             "config": run.config.model_dump(mode="json"),
             "exact": brief(run.fingerprint()),
             "versions": versions(),
-            "git": {"folder": git_state(os.getcwd()), "unmask": git_state(str(Path(__file__).parent))},
+            "git": {"folder": repository.state(os.getcwd()), "unmask": repository.state(str(Path(__file__).parent))},
             "machine": machine(run),
         }
     )
@@ -78,32 +76,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@cache
-def git_state(folder: str) -> dict[str, Any] | None:
-    """{commit, dirty, diff} of the working tree around `folder`, as it was when first asked for; None outside one.
-
-    diff: SHA-256 of `git diff HEAD`, where tracked files were changed.
-    """
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    diff = _git(folder, "diff", "HEAD")
-    dirty = bool(diff)
-    return {
-        "commit": commit.decode().strip(),
-        "dirty": dirty,
-        "diff": hashlib.sha256(diff).hexdigest() if diff else None,
-    }
-
-
-def _git(folder: str, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, timeout=PATIENCE)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def machine(run: Run) -> dict[str, Any]:
@@ -232,7 +204,7 @@ def compare(repeat: Repeat, run: Run, processes: int) -> list[str]:
             notes.append(f"not the {what} of {repeat.source}: {', '.join(changed)}; the bits may differ")
     if then["processes"] != processes:
         notes.append(f"{processes} processes, and {repeat.source} had {then['processes']}; the bits may differ")
-    commit = (then["git"]["unmask"] or {}), (git_state(str(Path(__file__).parent)) or {})
+    commit = (then["git"]["unmask"] or {}), (repository.state(str(Path(__file__).parent)) or {})
     if commit[0] != commit[1]:
         notes.append(f"unmask's source is not what it was when {repeat.source} was trained; the bits may differ")
     return notes

@@ -11,7 +11,6 @@ from unmask.endings import CAUGHT
 from unmask.parallel import launched
 
 
-
 class Interrupt:
     """Within `with Interrupt() as interrupt:`, `interrupt.signal` is the number of the signal received, or None.
 
