@@ -287,7 +287,7 @@ def _disk(final: Path, temporary: Path) -> Iterator[None]:
 
     try:
         yield
-    except (Exception, CheckpointException) as error:  # the latter is a BaseException
+    except BaseException as error:  # CheckpointException is no Exception
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, RuntimeError | CheckpointException) and disk_refusal(error) is None:
             raise
