@@ -9,10 +9,10 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/unmask demo
 
-# Tests that start processes of their own need every core; the others run beside one another.
+# Tests that start processes of their own run two beside each other, so that one computes while the other waits.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(ROWS) -n auto --maxprocesses 4 --dist loadfile --ignore tests/parallel
-	$(BIN)/pytest $(ROWS) tests/parallel
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(ROWS) -n 2 --dist loadfile tests/parallel
 
 # Also the rows of the matrices that show no pair of values of their own: half an hour more on two cores.
 test-all:

@@ -18,6 +18,14 @@ AXES = ("blocks", "replicas", "shards", "tensor", "pipeline", "experts")
 CHOOSING = ("context", "csbp")
 EXCHANGES = ("gather", "ring", "needed", "query", "ulysses", "auto")
 
+#: Objectives whose rows, and what each may see, are those of another: they differ in what the loss makes of them.
+SAME_ROWS = {
+    "mdlm (dream)": "mdlm (llada)",
+    "mdlm (mdlm)": "mdlm (llada)",
+    "block_diffusion (sdar)": "block_diffusion (bd3lm)",
+    "block_diffusion (llada2)": "block_diffusion (bd3lm)",
+}
+
 Pair = frozenset[tuple[str, object]]
 
 
@@ -45,10 +53,17 @@ def pairs(case: Case) -> set[Pair]:
 
 
 def shown(case: Case) -> set[Pair]:
-    """Pairs of values, and of an axis and a detail; the axes all together are one more."""
+    """Pairs of values, and of an axis and a detail; rows, placement and exchange, and the axes all together."""
     axes = [value for value in values(case) if value[0] == "axis"]
     found = pairs(case) | {frozenset(pair) for pair in product(axes, details(case))}
-    return found | {frozenset([("axes", tuple(sorted(str(axis) for _, axis in axes)))])}
+    found.add(frozenset([("axes", tuple(sorted(str(axis) for _, axis in axes)))]))
+    return found | ({three(case)} if case.blocks > 1 else set())
+
+
+def three(case: Case) -> Pair:
+    """Rows of the objective, placement and exchange together: of what sees all three, every combination is run."""
+    rows = SAME_ROWS.get(case.objective, case.objective)
+    return frozenset([("rows", rows), ("placement", case.placement), ("exchange", case.exchange)])
 
 
 def candidates() -> list[Case]:

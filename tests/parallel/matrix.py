@@ -2,7 +2,8 @@
 
 MATRIX is what is proven; `docs/generate.py` makes the support tables of docs/parallelism.md from it. COVER is chosen by
 `tests.parallel.covering` so that every pair of objective, placement, exchange, axis, data, precision and accumulation
-that can occur does occur; the rows beyond it are marked `full`: `make test-all`, or pytest -m "full or not full".
+that can occur does occur, and every kind of rows under every placement and exchange. The rows beyond it are marked
+`full`: `make test-all`, or pytest -m "full or not full".
 """
 
 from __future__ import annotations
@@ -244,7 +245,6 @@ SHARDED += [case for case in PAIRS if case.shards > 1]
 #: Rows that are long enough to see a difference grow, one for each axis.
 LONG = [SINGLE[1], MESHES[2], MESHES[7], ACCUMULATION[1], SHARDED[0], TENSOR[0], PIPELINE[0], EXPERTS[0]]
 MATRIX = [replace(case, steps=LONG_STEPS) if case in LONG else case for case in [*HAND, *PAIRS]]
-#: Always run: of eight processes, the first three axes together.
-COVER = cover(
-    [case for case in MATRIX if case.ranks <= 4 or case in EIGHT], [case for case in MATRIX if case.steps == LONG_STEPS]
-)
+#: Always run: rows of up to four processes, and of eight the one of three axes that nothing smaller shows.
+AFFORDABLE = [case for case in MATRIX if case.ranks <= 4 or case in EIGHT]
+COVER = cover(AFFORDABLE, always=[case for case in MATRIX if case.steps == LONG_STEPS])

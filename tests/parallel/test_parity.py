@@ -12,9 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.parallel.covering import AXES, candidates, pairs, shown
+from tests.parallel.covering import AXES, candidates, pairs, shown, three
 from tests.parallel.matrix import BASE, CELLS, COVER, EIGHT, EVALUATED, LONG, MATRIX
-from tests.parallel.trainer_cases import LONG_STEPS, OBJECTIVES, train
+from tests.parallel.trainer_cases import LONG_STEPS, OBJECTIVES, Case, train
 
 #: Of losses, norms and weights, relative to the largest of each.
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -101,7 +101,11 @@ def test_every_pair_that_can_occur_is_always_run():
         (("placement", "serial"), ("precision", "float32")),
     ):
         assert frozenset([one, other]) in covered
-    assert len(COVER) < len(MATRIX) / 2 and EIGHT[0] in COVER
+    combined = {three(case) for case in COVER if case.blocks > 1}
+    assert combined >= {
+        three(Case(objective, placement, exchange)) for objective, (placement, exchange) in product(OBJECTIVES, CELLS)
+    }
+    assert len(COVER) < 0.7 * len(MATRIX) and EIGHT[0] in COVER
 
 
 def test_every_axis_has_a_long_row():
