@@ -14,7 +14,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(ROWS) -n auto --maxprocesses 4 --dist loadfile --ignore tests/parallel
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(ROWS) -n 2 --dist loadfile tests/parallel
 
-# Also the rows of the matrices that show no pair of values of their own: half an hour more on two cores.
+# Also the rows of the matrices that show nothing of their own: some minutes more.
 test-all:
 	$(MAKE) test ROWS="-m 'full or not full'"
 
