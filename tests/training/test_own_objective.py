@@ -134,6 +134,8 @@ def test_a_run_on_an_export_trains_and_says_its_objective(tmp_path):
     data = documents(4)
     Trainer(config=first).train(data)
     source = {"name": str(export(tmp_path / "first", tmp_path / "out"))}
+    for trained in (tmp_path / "first", tmp_path / "first" / "step-00000001"):
+        assert resolved(trained)[0] == "fast_dllm_v2 block_size=8"
     notes = []
     trainer = Trainer(config=tree(source, "second"))
     trainer.message = notes.append

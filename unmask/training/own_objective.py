@@ -14,6 +14,7 @@ from typing import Any
 from unmask.config import Config, ObjectiveConfig
 from unmask.errors import UserError
 from unmask.hf import read_config
+from unmask.models.checkpoints import newest, state_of
 from unmask.models.trained import also, objective_of
 from unmask.objectives import Objective, build, described, name_of, objectives, rebuild
 
@@ -69,9 +70,18 @@ def _named(config: Config, name: str, options: dict[str, Any]) -> Config:
 
 
 def _own(name: str | None) -> tuple[Objective | None, tuple[str, ...]]:
-    """How a model's folder says that it was trained, and by which other objectives it may have been."""
+    """How a model's folder says that it was trained, and by which other objectives it may have been.
+
+    Of a run's folder, its newest checkpoint says it.
+    """
     folder = Path(name) if name is not None else None
-    if folder is None or not (folder / "config.json").is_file():
+    if folder is None or not folder.is_dir():
+        return None, ()
+    step = folder if (folder / "state.json").is_file() else newest(folder)
+    if step is not None:
+        trained = Config.load(step / "config.yaml").objective.chosen
+        return rebuild(trained, state_of(step)["objective"]), ()
+    if not (folder / "config.json").is_file():
         return None, ()
     raw = read_config(folder)
     return objective_of(raw, str(folder / "config.json")), also(raw)
@@ -105,7 +115,7 @@ def _check_decoding(where: str, own: Objective, made: Objective, given: dict[str
 
 
 def _another(where: str, own: Objective, given: str) -> UserError:
-    key = given.partition("=")[0].removeprefix("objective.")
+    key = given.partition("=")[0]
     return UserError(
         f"{given}: {where} was trained by {described(own)}; leave {key} out to keep that, or set "
         f"objective.convert=true to make another model of it"
