@@ -1,5 +1,6 @@
 """Fused operations, each beside a plain-torch reference that its test holds it to."""
 
+from unmask.kernels.confidence import entropy_of_correct
 from unmask.kernels.linear_cross_entropy import linear_cross_entropy
 from unmask.kernels.rms_norm import rms_norm
 from unmask.kernels.rope import rope
@@ -9,6 +10,7 @@ from unmask.kernels.vocabulary_parallel import VocabularyShard, vocabulary_paral
 
 __all__ = [
     "VocabularyShard",
+    "entropy_of_correct",
     "linear_cross_entropy",
     "rms_norm",
     "rope",

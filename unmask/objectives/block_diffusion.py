@@ -25,18 +25,22 @@ With `clean_loss` the clean rows, which must then be causal, are also trained as
 
 Both count the same tokens, every supervised one but position 0, so that each is a mean (`nemotron`, and without noise
 `i_dlm`).
+
+With `confidence` the loss of a masked token is w * (-log p(x_i) + confidence * [x_i is the most probable] * H_i), H_i
+the entropy of its prediction. The sum is divided as the loss is, by what is known before any pass (LLaDA2 divides this
+term by the tokens that are right).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from unmask.objectives.annealing import Annealed
-from unmask.objectives.base import Decoding, needs_mask
+from unmask.objectives.base import Decoding, Head, LossTerms, needs_mask
 from unmask.objectives.block_schedule import BlockSize, Phase, checked, size_at
 from unmask.objectives.clip import FULL, best_clip
 from unmask.objectives.denominators import Counts, Denominator, share
@@ -46,6 +50,9 @@ from unmask.objectives.noise import MASK, generator
 from unmask.objectives.schedule import Schedule, likelihood_weight, mask_probability
 from unmask.objectives.streams import Grid, clean_stream, noisy_stream, scored
 from unmask.rows import IGNORE, Document, Rows, Stream, assemble
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _window(value: Any) -> Any:
@@ -129,6 +136,8 @@ class BlockDiffusion(Annealed):
     noisy_loss: float = Field(default=1.0, gt=0)
     #: Weight of the autoregressive loss on causal clean rows; 0: they are context only (Nemotron: 1).
     clean_loss: float = Field(default=0.0, ge=0)
+    #: Weight of the entropy of masked tokens that are predicted right already (LLaDA2's confidence term).
+    confidence: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> BlockDiffusion:
@@ -139,6 +148,8 @@ class BlockDiffusion(Annealed):
                 "clean_loss trains causal clean rows over the same tokens as the noisy blocks: it needs clean: causal, "
                 "keep_first: true and denominator: scored (variant: nemotron sets them)"
             )
+        if self.clean_loss and self.confidence:
+            raise ValueError("confidence is of masked tokens, and clean_loss adds others: leave one of them out")
         if self.clean_loss and "full" in {self.block_size, *(phase.size for phase in self.block_schedule or ())}:
             raise ValueError("clean_loss needs clean rows, and blocks of size full have none")
         return self
@@ -239,9 +250,19 @@ class BlockDiffusion(Annealed):
 
     def evaluation(self) -> BlockDiffusion:
         """See BlockDiffusionBound."""
-        alone = {"noisy_loss": 1.0, "clean_loss": 0.0}
+        alone = {"noisy_loss": 1.0, "clean_loss": 0.0, "confidence": 0.0}
         given = self.model_dump() | {"denominator": "scored", "noise_levels": "stratified"} | alone
         return BlockDiffusionBound(**given, mask_token_id=self.mask_token_id)
+
+    def loss(self, hidden: Tensor, head: Head, label: Tensor, weight: Tensor, count: float) -> LossTerms:
+        """See Objective.loss; with `confidence` more."""
+        terms = super().loss(hidden, head, label, weight, count)
+        if not self.confidence:
+            return terms
+        from unmask.kernels import entropy_of_correct
+
+        entropy = entropy_of_correct(hidden, head[:3], label, weight, self.excluded_token)
+        return terms._replace(sum=terms.sum + self.confidence * entropy)
 
     def scored_tokens(self, document: Document) -> np.ndarray:
         """The supervised tokens, without position 0 where it is kept clean."""
