@@ -152,7 +152,7 @@ def test_a_run_on_an_export_trains_and_says_its_objective(tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in data))
     asked = tree(source, "fourth")
     asked.data.train = str(tmp_path / "data.jsonl")
-    assert plan(asked)["objective"] == "fast_dllm_v2"
+    assert plan(asked)["objective"] == "fast_dllm_v2 block_size=8"
 
 
 def test_a_conversion_records_its_objective(tmp_path):

@@ -10,6 +10,7 @@ from unmask.config import Config
 from unmask.data import end_policy
 from unmask.data.beginnings import shown
 from unmask.errors import UserError
+from unmask.objectives import described
 from unmask.parallel.apply import layers_of
 from unmask.parallel.block import Placed, place
 from unmask.parallel.mesh import processes
@@ -39,7 +40,7 @@ def plan(config: Config) -> dict[str, Any]:
     return {
         "model": run.model.config.model_type,
         "parameters": size,
-        "objective": run.config.objective.chosen,
+        "objective": described(run.objective),
         "mask_token_id": run.objective.mask_token_id,
         "device": str(run.device),
         "documents": run.packs.documents,
