@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -134,6 +136,19 @@ def test_an_epoch_sees_every_chunk_once_and_the_next_gives_new_samples(batch_siz
         orders.append([sample % packs.chunks for sample in samples])
     assert orders[0] != orders[1]
     assert sampler.steps_per_epoch == -(-len(packs) // batch_size)
+
+
+def test_epochs_are_what_people_write() -> None:
+    """The least number of steps whose packs cover epochs x packs, in whole numbers; 50 times 0.14 is 7.000...01."""
+    for count in (1, 7, 50, 99):
+        packs = Packs(counting([10] * count), 10)
+        for batch_size in (1, 3):
+            sampler = Sampler(packs, batch_size, seed=0)
+            for hundredths in range(1, 250):
+                asked = hundredths * count  # in hundredths of a pack
+                expected = next(step for step in itertools.count(1) if step * batch_size * 100 >= asked)
+                assert sampler.steps(hundredths / 100) == expected
+    assert Sampler(Packs(counting([10] * 7), 10), 3, seed=0).passes(7) == 3
 
 
 def test_the_order_of_an_epoch_is_pinned() -> None:

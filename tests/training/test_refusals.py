@@ -1,5 +1,6 @@
 """What is refused before the first step, by training and by a dry run alike, and what is not."""
 
+import json
 import math
 from pathlib import Path
 from unittest import mock
@@ -51,6 +52,17 @@ def refused(path, *overrides, sentence, **options):
 def test_a_setting_without_effect(tmp_path, overrides, sentence):
     objective = {"name": "ar"} if "objective.name=ar" in overrides else None
     refused(tmp_path, *overrides, sentence=sentence, objective=objective)
+
+
+def test_a_dry_run_shows_the_epochs_that_are_asked_for(tmp_path):
+    asked = config(tmp_path, "training.steps=null", "training.epochs=10", "training.batch_size=3")
+    counted = config(tmp_path, "training.batch_size=3")
+    for settings in (asked, counted):
+        (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, documents(9))))
+        settings.data.train = str(tmp_path / "data.jsonl")
+    facts = plan(asked)
+    assert facts["epochs"] == 10 and facts["steps"] == math.ceil(10 * facts["packs"] / 3)
+    assert plan(counted)["epochs"] == round(4 * 3 / facts["packs"], 4)
 
 
 def test_the_config_of_a_run_whose_length_was_changed_trains_on(tmp_path):

@@ -7,13 +7,14 @@ is checked by the objective itself (each is a pydantic model of its own), so plu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import model_validator
 
+from unmask.config.overrides import make_way, remove
 from unmask.config.parallel import ParallelConfig
 from unmask.config.section import Section, keys, type_name
 from unmask.config.sections import (
@@ -51,6 +52,7 @@ __all__ = [
     "SpikeConfig",
     "TrainingConfig",
     "apply_override",
+    "apply_overrides",
     "flat",
     "keys",
     "type_name",
@@ -72,7 +74,7 @@ class _OnceOnly(yaml.SafeLoader):
 
 
 class Config(Section):
-    """A whole run. `Config.load(path, overrides)` reads YAML and applies `key.path=value` overrides."""
+    """A whole run. `Config.load(path, overrides)` reads YAML and applies `key.path=value` and `~key.path`."""
 
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -118,13 +120,28 @@ class Config(Section):
         tree = {} if tree is None else tree
         if not isinstance(tree, dict):
             raise UserError(f"{path}: a config is a mapping of sections, not a {type(tree).__name__}")
-        for override in overrides or []:
-            apply_override(tree, override)
+        apply_overrides(tree, overrides or [])
         return cls.parse(tree, str(path))
 
     def dump(self) -> str:
         """The resolved config as YAML; `Config.load` of it gives this config again."""
         return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Change what a file says by `key.path=value` and `~key.path`, which removes a key; what they displace goes too."""
+    changes: list[str] = []
+    for override in overrides:
+        if override.startswith("~"):
+            remove(tree, override)
+        else:
+            changes.append(override)
+    given: dict[str, Any] = {}
+    for change in changes:
+        apply_override(given, change)
+    make_way(tree, given)
+    for change in changes:
+        apply_override(tree, change)
 
 
 def apply_override(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from unmask.data.mixing import Mixture, Source
 from unmask.data.packing import Packs
@@ -29,7 +30,12 @@ class Sampler:
 
     def steps(self, epochs: float) -> int:
         """Steps that cover `epochs` passes over the packs, at least 1."""
-        return max(1, math.ceil(epochs * len(self.mixture) / self.batch_size))
+        # As people write the number: 50 packs times the double next to 0.14 are a little more than 7.
+        return max(1, math.ceil(Fraction(str(epochs)) * len(self.mixture) / self.batch_size))
+
+    def passes(self, steps: int) -> float:
+        """Passes over the packs that `steps` make."""
+        return steps * self.batch_size / len(self.mixture)
 
     def batch(self, step: int) -> list[list[Document]]:
         """The packs of step `step` (from 0), each a list of Documents."""

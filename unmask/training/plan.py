@@ -49,7 +49,7 @@ def plan(config: Config) -> dict[str, Any]:
         "packs": len(run.packs),
         "fill": round(float(run.packs.fill), 4),
         "steps": run.steps,
-        "epochs": round(run.steps / run.sampler.steps_per_epoch, 4),
+        "epochs": _epochs(run),
         **sources(run),
         **({"bos": shown(run.tokenizer)} if run.tokenizer is not None else {}),
         **ends(run, batch),
@@ -65,6 +65,12 @@ def plan(config: Config) -> dict[str, Any]:
         **pipeline(run),
         **({**first, **ranks} if placed else {}),
     }
+
+
+def _epochs(run: setup.Run) -> float:
+    """Passes over the data: as asked for, else what the steps make."""
+    asked = run.config.training
+    return asked.epochs if asked.steps is None else round(run.sampler.passes(run.steps), 4)
 
 
 def left_out(run: setup.Run) -> dict[str, Any]:

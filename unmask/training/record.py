@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unmask.config import Config, apply_override
+from unmask.config import Config, apply_overrides
 from unmask.data.sources import exists
 from unmask.errors import UserError, as_path
 from unmask.hardware import processor
@@ -117,7 +117,7 @@ def given(
         if out is not None:
             raise UserError("--out goes with --from; set checkpoint.path=FOLDER instead")
         return Config.load(config, overrides), None
-    if config is not None and "=" not in config:
+    if config is not None and "=" not in config and not config.startswith("~"):
         raise UserError(f"give a config file ({config}) or --from {source}, not both")
     repeat = again(source, [*([config] if config else []), *overrides], out)
     return repeat.config, repeat
@@ -137,11 +137,10 @@ def again(source: str | Path, overrides: Sequence[str] = (), out: str | Path | N
     tree = json.loads(Config.load(source / "config.yaml").model_dump_json())
     kinds = {_numbers_of(each) for each in [tree, *(each["config"] for each in starts)]}
     tree["checkpoint"] |= {"path": str(source.with_name(f"{source.name}-again")), "step": None}
-    for override in overrides:
-        apply_override(tree, override)
+    apply_overrides(tree, overrides)
     if out is not None:
         tree["checkpoint"]["path"] = str(out)
-    changed = {override.partition("=")[0] for override in overrides}
+    changed = {override.partition("=")[0].removeprefix("~") for override in overrides}
     _find_paths(tree, changed, source, Path(start["folder"]))
     config = Config.parse(tree, str(source / FILE))
     if Path(config.checkpoint.path).resolve() == source.resolve():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.config import Config
+from unmask.config.overrides import MUON, OF_SCHEDULE
 from unmask.data.mixing import NOTHING
 from unmask.errors import UserError
 from unmask.models import lora
@@ -22,11 +23,8 @@ from unmask.training.schedules import in_steps
 if TYPE_CHECKING:
     from unmask.data import Dataset
 
-#: Keys of `optimizer` that only muon reads, and keys of `schedule` that only some schedules of ours read.
-MUON = ("muon_learning_rate", "momentum", "nesterov", "ns_steps", "adjust_lr")
 #: Tokens of a dataset that are searched for the mask token before the first step.
 SCANNED = 1 << 28
-OF_SCHEDULE = {"floor": ("cosine", "linear", "wsd"), "decay": ("wsd",), "decay_shape": ("wsd",)}
 
 
 def check_settings(config: Config, objective: Objective) -> None:
@@ -35,7 +33,7 @@ def check_settings(config: Config, objective: Objective) -> None:
     if training.steps is not None and training.epochs != _default(training, "epochs"):
         raise UserError(
             f"training.epochs={training.epochs} has no effect beside training.steps={training.steps}: "
-            f"set training.steps=null, or leave epochs out"
+            f"leave one of them out (~training.steps, ~training.epochs)"
         )
     _check_names(config)
     lora.check_config(config)
