@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
+from unmask.parsing import json_value
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json; UserError where it is none."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json_value(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -81,4 +81,4 @@ def _tokenizer(folder: Path) -> Any:
 def _names_code(folder: Path) -> bool:
     """Whether tokenizer_config.json names a class in the folder."""
     path = folder / "tokenizer_config.json"
-    return path.exists() and "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+    return path.exists() and "auto_map" in json_value(path.read_text(encoding="utf-8"))

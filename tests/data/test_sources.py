@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask.data import dataset_from, encoding, prepare, records, sources
+from unmask.data.reading import Reading
 from unmask.data.records import split
 from unmask.data.sources import find_files
 from unmask.errors import UserError
@@ -177,3 +179,28 @@ def test_a_pattern_exists_when_it_matches(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "a"})
     assert sources.exists(tmp_path / "a.txt") and sources.exists(f"{tmp_path}/*.txt")
     assert not sources.exists(f"{tmp_path}/*.md")
+
+
+def test_damage_to_an_array_of_ids_is_one_sentence(tmp_path: Path) -> None:
+    """The header of a .npy file is Python source: whatever stands there, numpy's readers raise many things."""
+    np.save(tmp_path / "a.npy", np.arange(7))
+    whole = (tmp_path / "a.npy").read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(150):
+        place, length = int(generator.integers(0, 128)), int(generator.integers(0, 9))
+        noise = bytes(generator.choice(np.frombuffer(b"([{'\",:}])#\\\n0e-<\x00\xff", np.uint8), length))
+        (tmp_path / "a.npy").write_bytes(whole[:place] + noise + whole[place + int(generator.integers(0, 9)) :])
+        try:
+            dataset_from(tmp_path / "a.npy", None)
+        except UserError as told:
+            assert "\n" not in str(told)
+
+
+def test_a_line_without_an_end_takes_no_memory(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sources, "LINE", 100)
+    lines = [b'{"input_ids": [1, 2]}', b'{"input_ids": [' + b"1, " * 200_000 + b"1]}", b'{"input_ids": [3]}']
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    with pytest.raises(UserError, match=r"a.jsonl.gz:2: a line of more than 0 MiB; write long documents as text"):
+        dataset_from(tmp_path / "a.jsonl.gz", None)
+    items = list(sources.READERS["jsonl"](tmp_path / "a.jsonl.gz", Reading(), 0))
+    assert [type(item).__name__ for item in items] == ["Record", "Bad", "Record"]  # the lines after it are read

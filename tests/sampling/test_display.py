@@ -44,3 +44,13 @@ def test_live_draws_every_step():
         report(canvas)
     assert isinstance(console.file, io.StringIO)
     assert "bcd" in console.file.getvalue()
+
+
+def test_what_a_model_writes_does_not_steer_the_terminal():
+    class Escapes:
+        def decode(self, token):
+            return "\x1b[2J" * len(token)
+
+    canvas = infill([[0], [5]], [1], 25)
+    canvas.fill(torch.tensor([1]), torch.tensor([1]))
+    assert picture(canvas, Escapes()).plain == 3 * "\\x1b[2J"

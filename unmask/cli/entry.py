@@ -15,6 +15,7 @@ from unmask.cli.app import app
 from unmask.endings import Ending, sentence
 from unmask.errors import UserError, disk_refusal
 from unmask.parallel import launched
+from unmask.terminal import say
 
 #: Seconds that a process stays whose mistake another one tells.
 LINGER = 5.0
@@ -38,7 +39,7 @@ def main() -> None:
     except BaseException as error:
         if ending.number is not None:  # whatever a library made of it
             if launched.rank() == 0 and not launched.by_unmask():
-                print(sentence(ending.number), file=sys.stderr)
+                say(sentence(ending.number), file=sys.stderr)
             sys.exit(128 + ending.number)
         _fail(error)
 
@@ -72,4 +73,4 @@ def _tell(error: UserError) -> None:
         time.sleep(LINGER)
     else:
         rank = launched.rank()
-        print(f"unmask: {error}" if rank == 0 else f"unmask (rank {rank}): {error}", file=sys.stderr)
+        say(f"unmask: {error}" if rank == 0 else f"unmask (rank {rank}): {error}", file=sys.stderr)

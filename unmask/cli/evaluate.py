@@ -11,6 +11,7 @@ import typer
 from unmask import completion as complete
 from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
 from unmask.parallel import launched
+from unmask.terminal import say
 
 
 @dataclass
@@ -68,4 +69,4 @@ def evaluate(
     progress = steps if launched.rank() == 0 else None
     told = run(weights(checkpoint, ema), kinds, vars(measure), options or [], progress=progress, as_json=as_json)
     if launched.rank() == 0:
-        print(told)
+        say(told)

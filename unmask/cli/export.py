@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
+from unmask.terminal import say
 
 
 @dataclass
@@ -43,7 +44,7 @@ def export(
 
     own: dict[str, Any] = {"objective": read.objective, "mask_token_id": read.mask_token_id}
     folder = run(weights(checkpoint, read.ema), output, format=format, dtype=dtype, force=force, **own)
-    print(json.dumps(facts(folder)) if as_json else folder)
+    say(json.dumps(facts(folder)) if as_json else folder)
 
 
 @dataclass
@@ -69,4 +70,4 @@ def convert(
     from unmask.convert import convert as run
 
     made = run(model, output, **vars(how), force=force)
-    print(json.dumps(made.facts()) if as_json else made.sentence())
+    say(json.dumps(made.facts()) if as_json else made.sentence())

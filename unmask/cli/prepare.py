@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli.app import app, grouped
+from unmask.terminal import say
 
 
 @dataclass
@@ -54,4 +55,4 @@ def prepare(
 
     with reading() as report:
         made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)
-    print(json.dumps(made.facts()) if as_json else made.sentence())
+    say(json.dumps(made.facts()) if as_json else made.sentence())

@@ -11,6 +11,7 @@ import typer
 from unmask import completion as complete
 from unmask.cli.app import app
 from unmask.errors import UserError
+from unmask.terminal import say
 
 
 @app.command()
@@ -23,7 +24,7 @@ def compare(
     from unmask.tracking import compare as comparison
 
     facts = comparison.compare(runs, by)
-    print(comparison.as_json(facts) if as_json else comparison.table(facts))
+    say(comparison.as_json(facts) if as_json else comparison.table(facts))
 
 
 @app.command()
@@ -35,7 +36,7 @@ def doctor(
     from unmask.doctor import examine, table
 
     facts = examine(folder)
-    print(json.dumps(facts, indent=1) if as_json else table(facts))
+    say(json.dumps(facts, indent=1) if as_json else table(facts))
     if facts["problems"]:
         raise typer.Exit(1)
 
@@ -54,12 +55,12 @@ def recipes(
         raise UserError(f"name the recipe to write to {write}: unmask recipes lists them")
     if name is None:
         listed = {each: shipped.summary(each) for each in shipped.names()}
-        print(json.dumps(listed, indent=1) if as_json else shipped.table())
+        say(json.dumps(listed, indent=1) if as_json else shipped.table())
     elif write is not None:
         shipped.write(name, write, force=force)
-        print(write)
+        say(write)
     else:
-        print(shipped.text(name), end="")
+        say(shipped.text(name), end="")
 
 
 @app.command()

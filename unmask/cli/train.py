@@ -13,6 +13,7 @@ from unmask import completion as complete
 from unmask.cli.app import app, grouped
 from unmask.errors import UserError
 from unmask.parallel import launched
+from unmask.terminal import say
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -64,7 +65,7 @@ def train(
         from unmask.training.plan import plan, table
 
         facts = plan(settings)
-        print(json.dumps(facts, indent=1) if as_json else table(facts))
+        say(json.dumps(facts, indent=1) if as_json else table(facts))
         return
     from unmask.training.trainer import Trainer
 
@@ -74,7 +75,7 @@ def train(
     words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
     again = " ".join(str(word) for word in [*words, *launched.options()] if word)
     if launched.rank() == 0:
-        print(json.dumps(summary.facts()) if as_json else summary.sentence(again))
+        say(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:
         raise typer.Exit(128 + summary.interrupted)
 
@@ -122,4 +123,4 @@ def inspect(
     if not placement:
         raise UserError("say what to inspect: --placement")
     drawing, found = look(Config.load(config, overrides))
-    print(json.dumps(found) if as_json else drawing)
+    say(json.dumps(found) if as_json else drawing)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import model_validator
 
 from unmask.config.overrides import make_way, remove
@@ -33,6 +32,7 @@ from unmask.config.sections import (
     TrainingConfig,
 )
 from unmask.errors import UserError, as_path
+from unmask.parsing import NotYaml, yaml_text, yaml_value
 
 __all__ = [
     "AdapterConfig",
@@ -57,20 +57,6 @@ __all__ = [
     "keys",
     "type_name",
 ]
-
-
-class _OnceOnly(yaml.SafeLoader):
-    """YAML whose mappings name every key once: PyYAML itself lets the last of several win, in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class Config(Section):
@@ -103,7 +89,7 @@ class Config(Section):
         """Read a YAML file and apply overrides like `optimizer.learning_rate=1e-4` (values are YAML)."""
         file = as_path(path, "a config file")
         try:
-            tree = yaml.load(file.read_text(encoding="utf-8"), _OnceOnly)
+            tree = yaml_value(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"{path}: no such config file") from None
         except IsADirectoryError:
@@ -113,10 +99,9 @@ class Config(Section):
             raise UserError(f"{path}: is a folder, not a config file: {hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be read: {error}") from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f":{mark.line + 1}" if mark else ""
-            raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        except NotYaml as error:
+            where = f":{error.line}" if error.line else ""
+            raise UserError(f"{path}{where}: not valid YAML: {error}") from None
         tree = {} if tree is None else tree
         if not isinstance(tree, dict):
             raise UserError(f"{path}: a config is a mapping of sections, not a {type(tree).__name__}")
@@ -125,7 +110,7 @@ class Config(Section):
 
     def dump(self) -> str:
         """The resolved config as YAML; `Config.load` of it gives this config again."""
-        return yaml.safe_dump(json.loads(self.model_dump_json()), sort_keys=False)
+        return yaml_text(json.loads(self.model_dump_json()))
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -158,19 +143,9 @@ def apply_override(
             node[parent] = {}
         node = node[parent]
     try:
-        node[last] = _number(yaml.safe_load(value))
-    except yaml.YAMLError:
-        raise UserError(f"{text!r}: {value!r} is not a valid YAML value") from None
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as a string; people mean a number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+        node[last] = yaml_value(value)
+    except NotYaml as error:
+        raise UserError(f"{text[:200]!r}: not a valid YAML value: {error}") from None
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -31,8 +31,8 @@ def read_npy(path: Path, reading: Reading, done: int) -> Iterator[Piece]:
         if file.read(len(NPY)) != NPY:
             raise UserError(f"{path}: not a whole .npy array (it begins otherwise); copy it again")
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError):  # of an array of objects numpy would advise to trust the file
+        array = mapped_npy(path)
+    except ValueError:
         raise UserError(
             f"{path}: not a whole .npy array of numbers; copy it again, or write it anew with numpy.save"
         ) from None
@@ -41,6 +41,18 @@ def read_npy(path: Path, reading: Reading, done: int) -> Iterator[Piece]:
             f"{path}: {array.ndim}-dimensional {array.dtype}: token ids are whole numbers in one or two dimensions"
         )
     yield from _documents([array] if array.ndim == 1 else array, reading.end_id, path, done)
+
+
+def mapped_npy(path: Path) -> np.ndarray:
+    """A .npy array, mapped into memory; ValueError for a file that is none, is cut short, or holds objects."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        if error.filename is not None:  # the file, not what its header makes numpy do
+            raise
+        raise ValueError(str(error)) from None
+    except Exception as error:  # its header is Python source, read by several modules of the standard library
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def read_bin(path: Path, reading: Reading, done: int) -> Iterator[Piece]:

@@ -8,7 +8,6 @@ That holds only where each is the beginning of the whole conversation, which is 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from unmask.data.reading import Reading
 from unmask.data.records import Bad, Item, Piece, Record, Spans, pieces_of
 from unmask.errors import UserError, as_path
+from unmask.parsing import json_value
 
 #: Roles that chat templates are written for.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -259,7 +259,7 @@ def tools_of(tools: Any, where: str) -> list[Any] | None:
     """Tools as a list of JSON schemas; some data sets hold them as a string of JSON."""
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools) if tools.strip() else None
+            tools = json_value(tools) if tools.strip() else None
         except ValueError as error:
             raise Bad(where, f'"tools" is a string, and not one of JSON ({error})') from None
     if not tools:

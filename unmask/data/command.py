@@ -11,6 +11,7 @@ from typing import Any
 from unmask.data.dataset import Manifest
 from unmask.data.prepare import Report, prepare, source_tokenizer
 from unmask.errors import UserError
+from unmask.terminal import say
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(
     manifest = prepare(source, output, chosen, force=force, report=report, **options)
     seconds = time.perf_counter() - start
     for example in manifest.examples:
-        print(f"unmask: skipped {example}", file=sys.stderr)
+        say(f"unmask: skipped {example}", file=sys.stderr)
     return Prepared(output, manifest, seconds)
 
 

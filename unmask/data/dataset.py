@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unmask.data import checksums
+from unmask.data.arrays import mapped_npy
 from unmask.data.tokenizer import fingerprint, load_tokenizer, refuse_other
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
@@ -218,8 +219,8 @@ def open_dataset(path: str | Path, tokenizer: Any = None, *, verify: bool = Fals
     read = [name for name, file in manifest.files.items() if verify or file.bytes <= checksums.WHOLE]
     _check_sums(folder, manifest, [name for name in read if name != TOKENS])
     try:
-        offsets = np.load(folder / OFFSETS, allow_pickle=False)
-    except (ValueError, EOFError):
+        offsets = np.array(mapped_npy(folder / OFFSETS))
+    except ValueError:
         raise UserError(f"{folder / OFFSETS}: damaged; copy it again or prepare the dataset again") from None
     sound = offsets.dtype == np.int64 and offsets.shape == (manifest.documents + 1,)
     if not sound or offsets[0] != 0 or offsets[-1] != manifest.tokens or not (np.diff(offsets) > 0).all():

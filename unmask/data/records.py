@@ -7,7 +7,6 @@ conversation, else as a pair, else as text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unmask.data.reading import Reading
+from unmask.parsing import json_value
 
 #: Characters (or ids) in a piece: what bounds memory, however long a document is.
 PIECE = 1 << 17
@@ -97,12 +97,11 @@ def pieces_of(record: Record, reading: Reading, template: Template) -> list[Piec
 def _parsed(record: Record) -> Any:
     """The value of a line of JSON."""
     try:
-        return json.loads(record.data.decode())
+        return json_value(record.data.decode())
     except UnicodeDecodeError:
         raise Bad(record.where, "not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        what = f"not valid JSON ({getattr(error, 'msg', error)}); a record is one object on one line"
-        raise Bad(record.where, what) from None
+    except ValueError as error:
+        raise Bad(record.where, f"not valid JSON ({error}); a record is one object on one line") from None
 
 
 def _taken_apart(data: Mapping[str, Any], record: Record, reading: Reading, template: Template) -> list[Piece | Bad]:

@@ -24,6 +24,8 @@ SUFFIXES = frozenset(
     ".txt .md .rst .jsonl .ndjson .parquet .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .rb .sh .sql .jl "
     ".lua .scala .kt .swift .php .pl .hs .ml .txt.gz .jsonl.gz .ndjson.gz .json.gz".split()
 )
+#: Bytes in a line of JSONL: what bounds memory, of a file that unpacks to much more than its size too.
+LINE = 1 << 27
 BOM = b"\xef\xbb\xbf"
 
 
@@ -172,7 +174,16 @@ def _chunks(path: Path) -> Iterator[str]:
 
 def _jsonl(path: Path, reading: Reading, done: int) -> Iterator[Item]:
     with _opened(path) as (file, position):
-        for number, line in enumerate(file, start=1):
+        number = 0
+        while line := file.readline(LINE + 1):
+            number += 1
+            if len(line) > LINE:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(PIECE)
+                yield Bad(
+                    f"{path}:{number}", f"a line of more than {LINE >> 20} MiB; write long documents as text files"
+                )
+                continue
             text = (line.removeprefix(BOM) if number == 1 else line).strip()
             if text:
                 yield Record(text, f"{path}:{number}", done + position(), len(text))

@@ -9,6 +9,7 @@ from pathlib import Path
 from unmask.errors import UserError
 from unmask.models.checkpoints import OpenModel, open_model
 from unmask.sampling.options import Options
+from unmask.terminal import say
 
 
 def alone(what: str) -> None:
@@ -24,5 +25,5 @@ def open_here(checkpoint: str | Path, options: Options) -> OpenModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     opened = open_model(checkpoint, device=device, mask_token_id=options.mask_token_id, objective=options.trained_by())
     for note in opened.notes:
-        print(note, file=sys.stderr)
+        say(note, file=sys.stderr)
     return opened

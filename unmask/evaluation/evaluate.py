@@ -25,6 +25,7 @@ from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import Objective, rebuild
 from unmask.parallel.mesh import Mesh, started, world_size
 from unmask.rows import Document
+from unmask.terminal import say
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def evaluate_sets(
         own: dict[str, Any] = {"mask_token_id": of.mask_token_id, "objective": of.objective}
         opened = mesh.together(lambda: open_model(checkpoint, device=device, **own))
         for note in opened.notes if mesh.first else ():
-            print(note, file=sys.stderr)
+            say(note, file=sys.stderr)
         row_model = RowModel(opened.model)
         objectives = [opened.objective, *([rebuild("ar", {})] if of.ar else [])]
         chosen = mesh.together(lambda: {name: _packs(source, opened, of) for name, source in data.items()})
@@ -158,7 +159,7 @@ def _packs(source: Any, opened: OpenModel, of: Scope) -> list[list[Document]]:
             f"its documents do not begin as the model's texts do (bos: {shown(opened.tokenizer)}): prepare again"
         )
     for note in notes if os.environ.get("RANK", "0") == "0" else ():
-        print(f"unmask: {where}: {note}", file=sys.stderr)
+        say(f"unmask: {where}: {note}", file=sys.stderr)
     return Sampler(available, min(of.packs or len(available), len(available)), of.seed).batch(0)
 
 

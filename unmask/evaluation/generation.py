@@ -17,6 +17,7 @@ from typing import Any
 from unmask.data.chat import unwritten
 from unmask.errors import UserError
 from unmask.evaluation.alone import alone, open_here
+from unmask.parsing import check_characters, json_value
 from unmask.sampling.api import Sample, result
 from unmask.sampling.chat import Conversation, encoded, end_answers
 from unmask.sampling.options import Options
@@ -184,10 +185,11 @@ def read(path: Path) -> list[Question]:
 
 def _question(line: str, where: str) -> Question:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", error)
-        raise UserError(f"{where}: not valid JSON ({reason}); a record is one object on one line") from None
+        check_characters(line)
+        record = json_value(line)
+        check_characters(json.dumps(record, ensure_ascii=False))
+    except ValueError as error:
+        raise UserError(f"{where}: not valid JSON ({error}); a record is one object on one line") from None
     if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
         raise UserError(f'{where}: a record is an object with either "prompt" or "messages"')
     responses, contains = (_texts(record, name, where) for name in ("response", "contains"))

@@ -16,6 +16,7 @@ from unmask.models.checkpoints import ADAPTERS, OpenModel, open_model, saved_ste
 from unmask.models.families import origin_of
 from unmask.objectives import Objective
 from unmask.registry import Registry
+from unmask.terminal import say
 
 formats = Registry(
     "format",
@@ -62,7 +63,7 @@ def export(
         raise UserError(f"{folder}: is not empty; name another folder, or overwrite it with --force")
     opened = open_model(checkpoint, dtype=dtype, objective=objective, mask_token_id=mask_token_id)
     for note in opened.notes:
-        print(note, file=sys.stderr)
+        say(note, file=sys.stderr)
     _check_apart(folder, checkpoint, opened)
     own = "family" if origin_of(opened.model) else "hf"
     write = formats[format or (own if opened.settings is None else "peft")]

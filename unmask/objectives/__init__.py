@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import yaml
-
 from unmask.errors import UserError
 from unmask.objectives.base import Decoding, Head, LossTerms, Objective
+from unmask.parsing import NotYaml, yaml_value
 from unmask.registry import Registry
 
 objectives = Registry(
@@ -55,9 +54,9 @@ def named(text: str, **options: Any) -> Objective:
                 f"objective {text!r} is not of the form NAME,option=value, as block_diffusion,block_size=32"
             )
         try:
-            given[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            raise UserError(f"objective {text!r}: {value!r} is not a valid YAML value") from None
+            given[key] = yaml_value(value)
+        except NotYaml as error:
+            raise UserError(f"objective {text[:200]!r}: {key} is no valid YAML value: {error}") from None
     known = objectives[name].model_fields
     return build(name, {key: value for key, value in options.items() if key in known} | given)
 

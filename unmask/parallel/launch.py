@@ -30,6 +30,7 @@ from unmask.parallel.launched import ROLE, by_launcher, run_id
 from unmask.parallel.meeting import LOOPBACK, OneMachine
 from unmask.parallel.mesh import check_sizes, processes
 from unmask.parallel.stages import check_config, resolved
+from unmask.terminal import say
 
 #: What a user or a scheduler ends a run with.
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -169,7 +170,7 @@ class Agent(LocalElasticAgent):
         elif self._remaining_restarts:
             limit = self._worker_group.spec.max_restarts
             count = limit - self._remaining_restarts + 1
-            print(f"unmask: {why}; restart {count} of {limit}, from the last checkpoint", file=sys.stderr, flush=True)
+            say(f"unmask: {why}; restart {count} of {limit}, from the last checkpoint", file=sys.stderr, flush=True)
             self._worker_group.spec.args = (*self._command, "--restarted", why)
 
     def _told_to_end(self) -> bool:
@@ -199,7 +200,7 @@ class Agent(LocalElasticAgent):
         if kind == UserError.__name__:
             raise UserError(why)
         if self._cause[1].exitcode > 0 and kind != RankLost.__name__:
-            print(f"unmask: {why}" + (f", after {limit} restarts" if limit else ""), file=sys.stderr)
+            say(f"unmask: {why}" + (f", after {limit} restarts" if limit else ""), file=sys.stderr)
             return self._cause[1].exitcode
         given_up = f"given up after {limit} restart{'s' * (limit > 1)}: " if limit else ""
         raise UserError(f"{why}; {given_up}start it again to go on from the last checkpoint")

@@ -24,6 +24,7 @@ from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.command import opened
 from unmask.sampling.display import live
 from unmask.sampling.session import Session
+from unmask.terminal import say
 
 COMMANDS = {"/exit": "leave (so does Ctrl-D)", "/reset": "forget what was said", "/help": "list the commands"}
 #: Stands for an answer where the template is asked what it puts after one.
@@ -116,7 +117,7 @@ def talk(
     end_answers(session, conversation)
     typing = sys.stdin.isatty()
     if typing:
-        print(f"{', '.join(COMMANDS)}; Ctrl-C ends an answer", file=sys.stderr)
+        say(f"{', '.join(COMMANDS)}; Ctrl-C ends an answer", file=sys.stderr)
         if find_spec("readline") is not None:
             import_module("readline")  # line editing and history for input()
     while True:
@@ -139,17 +140,17 @@ def talk(
             try:
                 _answer(session, conversation, text, stream=stream, as_json=as_json)
             except UserError as error:  # a question that is too long; the next may not be
-                print(f"unmask: {error}", file=sys.stderr)
+                say(f"unmask: {error}", file=sys.stderr)
 
 
 def _command(text: str, conversation: Conversation) -> None:
     if text == "/reset":
         conversation.reset()
     elif text == "/help":
-        print("\n".join(f"{name:<8} {meaning}" for name, meaning in COMMANDS.items()), file=sys.stderr)
+        say("\n".join(f"{name:<8} {meaning}" for name, meaning in COMMANDS.items()), file=sys.stderr)
     else:
         known = f"known: {', '.join(COMMANDS)}"
-        print(f"unmask: unknown command {text}{nearest(text, list(COMMANDS))}; {known}", file=sys.stderr)
+        say(f"unmask: unknown command {text}{nearest(text, list(COMMANDS))}; {known}", file=sys.stderr)
 
 
 def _answer(session: Session, conversation: Conversation, text: str, *, stream: bool, as_json: bool) -> None:
@@ -159,12 +160,12 @@ def _answer(session: Session, conversation: Conversation, text: str, *, stream: 
     prompt, left_out = conversation.ask(text, room)
     if left_out and limit is not None:
         full = f"unmask: the model's {limit.tokens:,} positions are full"
-        print(f"{full}; the oldest messages are left out", file=sys.stderr)
+        say(f"{full}; the oldest messages are left out", file=sys.stderr)
     [work] = session.works([prompt], [None])
     try:
         if stream and not sys.stdout.isatty():
             for piece in pieces(session, work):
-                print(piece.text, end="", flush=True)
+                say(piece.text, end="", flush=True)
         else:
             from rich.console import Console
 
@@ -174,7 +175,7 @@ def _answer(session: Session, conversation: Conversation, text: str, *, stream: 
             with view as report:
                 next(session.batches([work], report or (lambda canvas: None)))
             if not as_json:
-                print(result(session, work).text, end="")
+                say(result(session, work).text, end="")
     except KeyboardInterrupt:
         work.interrupted = True
     found = result(session, work)

@@ -22,6 +22,7 @@ from unmask.sampling.options import Options
 from unmask.sampling.presets import PRESETS
 from unmask.sampling.prompts import Asked
 from unmask.sampling.session import Session, Work
+from unmask.terminal import say
 
 #: A context that gives report(done, total), for a bar on stderr.
 Progress = Callable[[], AbstractContextManager[Callable[[int, int], None]]]
@@ -41,7 +42,7 @@ def opened(checkpoint: Path, overrides: list[str]) -> Session:
         objective=options.trained_by(),
     )
     for note in found.notes:
-        print(note, file=sys.stderr)
+        say(note, file=sys.stderr)
     return Session(found.model, found.tokenizer, as_published(options, found), found.objective.decoding)
 
 
@@ -56,7 +57,7 @@ def as_published(options: Options, opened: OpenModel) -> Options:
     chosen = options.of_family(preset)
     if chosen is not options:
         settings = " ".join(f"{name}={str(getattr(chosen, name)).lower()}" for name in PRESETS[preset])
-        print(f"sampling as {preset} is published ({settings}); --as none for the defaults", file=sys.stderr)
+        say(f"sampling as {preset} is published ({settings}); --as none for the defaults", file=sys.stderr)
     return chosen
 
 
@@ -90,7 +91,7 @@ def run(
             [work] = next(session.batches(works, report))
         _print(session, work, wanted[0], as_json, sys.stdout)
         if work.interrupted and not as_json:
-            print("interrupted", file=sys.stderr)
+            say("interrupted", file=sys.stderr)
         return work.interrupted
     # Where results go to a terminal, they are the progress.
     bar = progress() if progress and not sys.stdout.isatty() else nullcontext(lambda done, total: None)
@@ -100,7 +101,7 @@ def run(
         for batch in session.batches(works):
             for work in batch:
                 if not as_json:
-                    print(_heading(work, len(wanted), session.options.num_samples), file=out)
+                    say(_heading(work, len(wanted), session.options.num_samples), file=out)
                 _print(session, work, wanted[work.prompt], as_json, out)
             done += len(batch)
             report(done, len(works))
@@ -117,12 +118,12 @@ def _heading(work: Work, prompts: int, samples: int) -> str:
 def _print(session: Session, work: Work, given: Asked, as_json: bool, out: TextIO) -> None:
     found = result(session, work)
     if as_json:
-        print(json.dumps(facts(found, given)), file=out, flush=True)
+        say(json.dumps(facts(found, given)), file=out, flush=True)
     elif given.texts and session.tokenizer is not None:
-        print("".join(given.around([hole.text for hole in found.holes])), file=out, flush=True)
+        say("".join(given.around([hole.text for hole in found.holes])), file=out, flush=True)
     else:
         parts = given.around([hole.token for hole in found.holes])
-        print(*(token for part in parts for token in part), file=out, flush=True)
+        say(*(token for part in parts for token in part), file=out, flush=True)
 
 
 def facts(found: Sample, given: Asked) -> dict[str, Any]:
@@ -141,27 +142,27 @@ def _stream(session: Session, work: Work, given: Asked) -> bool:
     holes = [place for place, part in enumerate(parts) if part is None]
     said = False
 
-    def say(part: Any) -> None:
+    def emit(part: Any) -> None:
         nonlocal said
         text = part if texts else " ".join(map(str, part))
-        print(" " if said and text and not texts else "", text, sep="", end="", flush=True)
+        say(" " if said and text and not texts else "", text, sep="", end="", flush=True)
         said = said or bool(text)
 
-    def say_given(first: int, stop: int | None) -> None:
+    def emit_given(first: int, stop: int | None) -> None:
         for part in parts[first:stop]:
             if part is not None:
-                say(part)
+                emit(part)
 
     at = holes[0]
     try:
-        say_given(0, at)
+        emit_given(0, at)
         for piece in pieces(session, work):
-            say_given(at, holes[piece.hole])
+            emit_given(at, holes[piece.hole])
             at = holes[piece.hole] + 1
-            say(piece.text if texts else piece.token)
-        say_given(at, None)
+            emit(piece.text if texts else piece.token)
+        emit_given(at, None)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        say("\ninterrupted", file=sys.stderr)
         return True
     finally:
         print(flush=True)

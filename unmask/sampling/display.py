@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from unmask.sampling.canvas import Canvas
+from unmask.terminal import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,19 +24,19 @@ def picture(canvas: Canvas, tokenizer: Any, given: bool = True) -> Text:
     token, open_ = canvas.token.tolist(), canvas.open.tolist()
     before = 0
     for start, stop in canvas.holes:
-        text.append(tokenizer.decode(token[before:start]) if given else "", style="dim")
+        text.append(shown(tokenizer.decode(token[before:start])) if given else "", style="dim")
         run: list[int] = []
         for position in range(start, min(stop, canvas.end)):
             if open_[position]:
-                text.append(tokenizer.decode(run), style="bold green")
+                text.append(shown(tokenizer.decode(run)), style="bold green")
                 text.append(MASK, style="yellow")
                 run = []
             else:
                 run.append(token[position])
-        text.append(tokenizer.decode(run), style="bold green")
+        text.append(shown(tokenizer.decode(run)), style="bold green")
         before = stop
     if given and before < len(token):
-        text.append(tokenizer.decode(token[before:]), style="dim")
+        text.append(shown(tokenizer.decode(token[before:])), style="dim")
     return text
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
+from unmask.parsing import check_characters, json_value
 from unmask.sampling.canvas import Fill
 from unmask.sampling.session import Given, Prompt
 
@@ -104,10 +104,9 @@ def _records(path: Path, content: bytes, suffix: str | None) -> Iterator[Asked]:
             yield Asked(text, suffix, where)
             continue
         try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", error)
-            raise UserError(f"{where}: not valid JSON ({reason}); a record is one object on one line") from None
+            record = json_value(text)
+        except ValueError as error:
+            raise UserError(f"{where}: not valid JSON ({error}); a record is one object on one line") from None
         yield _record(record, where, suffix)
 
 
@@ -117,6 +116,8 @@ def _record(record: Any, where: str, suffix: str | None) -> Asked:
     given = {name: record[name] for name in FIELDS if record.get(name) is not None}
     for name, value in given.items():
         good = isinstance(value, str) if FIELDS[name] else _are_ids(value)
+        if good and FIELDS[name]:
+            _check(f'{where}: "{name}"', value)
         if not good:
             raise UserError(f'{where}: "{name}" is {"text" if FIELDS[name] else "a list of token ids"}, not {value!r}')
     if len(given.keys() & {"prompt", "prompt_ids", "fill"}) != 1:
@@ -133,6 +134,13 @@ def _record(record: Any, where: str, suffix: str | None) -> Asked:
     if len(given) > 1 and after is None:
         raise UserError(f"{where}: give prompt and suffix both as text or both as ids")
     return Asked(given[kind], suffix if after is None and kind == "prompt" else after, where)
+
+
+def _check(what: str, text: str) -> None:
+    try:
+        check_characters(text)
+    except ValueError as error:
+        raise UserError(f"{what} {error}") from None
 
 
 def _are_ids(value: Any) -> bool:

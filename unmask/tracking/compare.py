@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import yaml
-
 from unmask.config import Config, flat
 from unmask.errors import UserError
+from unmask.parsing import yaml_value
 from unmask.tracking import Record
 from unmask.tracking.jsonl import read
 
@@ -60,9 +59,9 @@ def _config(run: Path) -> dict[str, Any]:
     if not run.is_dir():
         return dict(flat(Config.load(file).model_dump(mode="json")))
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not valid YAML: {str(error).splitlines()[0]}") from None
+        tree = yaml_value(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise UserError(f"{file}: not valid YAML: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{file}: a config is a mapping of sections, not a {type(tree).__name__}")
     return {**dict(flat(Config().model_dump(mode="json"))), **dict(flat(tree))}

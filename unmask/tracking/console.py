@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from unmask.terminal import shown
 from unmask.tracking import Record, Start
 
 
@@ -50,7 +51,7 @@ class ConsoleTracker:
 
     def message(self, text: str) -> None:
         if self._mode != "none" and self.console is not None:
-            self.console.print(text, markup=False)
+            self.console.print(shown(text), markup=False)
 
     def close(self) -> None:
         if self._progress is not None:
