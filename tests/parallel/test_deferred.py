@@ -16,6 +16,8 @@ from tests.parallel.trainer_cases import LONG_STEPS, MODELS, Case, train
 
 BASE = Case("block_diffusion (bd3lm)", "auto", blocks=1, batch_size=4, micro_batch=1)
 SINGLE = {"dtype": "float32", "options": SMOOTH}
+#: Published models are trained here with another objective than their own.
+CONVERT = "objective.convert=true"
 #: (layout, mesh); a layout is a published one, or the model of the parity matrix that transformers saves.
 CASES = {
     "llada, fsdp": ("LLaDA, biases, grouped, tied", replace(BASE, shards=2, zero=3)),
@@ -50,7 +52,7 @@ def stored(layout, folder):
 def test_routers_that_are_kept_in_fp32_beside_bf16(options, workers, tmp_path):
     """LLaDA2's: FSDP2 divides what has one dtype. Few steps: rounding in bf16 soon chooses other experts."""
     mask = stored("LLaDA2", tmp_path / "stored")
-    named = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}")
+    named = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}", CONVERT)
     case = replace(BASE, shards=2, dtype="bfloat16", options=(*named, "optimizer.learning_rate=1e-3"), **options)
     case = replace(case, steps=LONG_STEPS)
     one = train(case.alone(), str(tmp_path / "one"), 3, mask)
@@ -68,6 +70,7 @@ def test_parts_that_are_read_are_those_of_the_whole(of, workers, tmp_path):
     layout, case = CASES[of]
     mask = stored(layout, tmp_path / "stored")
     options = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}", *case.options)
+    options += (CONVERT,) if layout in PUBLISHED else ()
     case = replace(case, options=options)
     one = train(case.alone(), str(tmp_path / "one"), None, mask)
     ranks = workers(case.ranks).run(train, case, str(tmp_path / "many"), None, mask)

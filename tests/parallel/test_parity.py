@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.covering import AXES, candidates, pairs, shown, three
-from tests.parallel.matrix import BASE, CELLS, COVER, EIGHT, EVALUATED, LONG, MATRIX
+from tests.parallel.matrix import BASE, CELLS, COVER, EIGHT, EMPTY, EVALUATED, LONG, MATRIX
 from tests.parallel.trainer_cases import LONG_STEPS, OBJECTIVES, Case, train
 
 #: Of losses, norms and weights, relative to the largest of each.
@@ -116,4 +116,4 @@ def test_every_axis_has_a_long_row():
 
 def test_the_prompts_have_steps_without_a_label(alone):
     """Which change nothing, on any number of processes: zeros for gradients would let momentum go on."""
-    assert 0.0 in alone(replace(BASE, data="prompt"))["loss"]
+    assert 0.0 in alone(replace(EMPTY, steps=LONG_STEPS))["loss"]
