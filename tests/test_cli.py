@@ -203,7 +203,7 @@ STUCK = {
     "prepare": "sys.modules['unmask.data.prepare'].store = stuck",
     "sample": "unmask.sampling.Network.run = stuck",
     "eval": "sys.modules['unmask.evaluation.evaluate'].measure = stuck",
-    "export": "unmask.export.hf.CARD = type('', (str,), {'format': stuck})()",
+    "export": "unmask.export.hf.card = stuck",
 }
 
 
