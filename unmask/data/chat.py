@@ -136,15 +136,35 @@ class Chat:
         """Text, and the [start, stop) of its generation blocks where marks are asked for."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        texts, stretches = render_jinja_template(
-            [[{key: value for key, value in message.items() if value is not None} for message in messages]],
-            tools=tools,
-            chat_template=self._template(tools),
-            return_assistant_tokens_mask=marks,
-            add_generation_prompt=prompt,
-            **self.special,
-        )
+        from unmask.data.templates import bounded
+
+        template = self._template(tools)
+        with bounded(template):
+            texts, stretches = render_jinja_template(
+                [[{key: value for key, value in message.items() if value is not None} for message in messages]],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=prompt,
+                **self.special,
+            )
         return texts[0], stretches[0] if marks else []
+
+
+def rendered(tokenizer: Any, messages: list[Any], where: str, **options: Any) -> str:
+    """A conversation as the tokeniser's template writes it; options: of transformers' apply_chat_template.
+
+    UserError, which begins with `where`, for whatever the template makes of it that is no text.
+    """
+    from unmask.data.templates import bounded
+
+    try:
+        template = tokenizer.chat_template
+        with bounded(template if isinstance(template, str) else "\n".join((template or {}).values())):
+            return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:  # whatever a template makes jinja raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{where}: {reason}{_advice(messages)}") from None
 
 
 def chat_of(tokenizer: Any, supervise: Literal["all", "last"]) -> Chat | None:
@@ -196,8 +216,11 @@ def read_template(file: str) -> str:
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    from unmask.data.templates import bounded
+
     try:
-        render_jinja_template([], chat_template=text)  # of no conversation: it is compiled
+        with bounded(text):
+            render_jinja_template([], chat_template=text)  # of no conversation: it is compiled
     except TemplateSyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: not a chat template: {error.message}") from None
     return text

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.data.chat import unwritten
+from unmask.data.chat import rendered, unwritten
 from unmask.errors import UserError
 from unmask.evaluation.alone import alone, open_here
 from unmask.parsing import check_characters, json_value
@@ -88,16 +88,8 @@ def _rendered(question: Question, tokenizer: Any) -> str | list[int]:
     """The prompt, a text or, of messages, token ids, up to where the answer begins."""
     if isinstance(question.prompt, str):
         return question.prompt
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(
-            question.prompt, tools=question.tools, tokenize=False, add_generation_prompt=True
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{question.where}: the chat template refuses it: {' '.join(str(error).split())[:200]}"
-        ) from None
+    where = f"{question.where}: the chat template refuses it"
+    text = rendered(tokenizer, question.prompt, where, tools=question.tools, add_generation_prompt=True)
     if left_out := unwritten(question.prompt, text):
         raise UserError(f"{question.where}: {left_out}")
     return encoded(tokenizer, text)

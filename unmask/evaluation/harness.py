@@ -16,6 +16,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from unmask.data.beginnings import beginning, begun
+from unmask.data.chat import rendered
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.evaluation.likelihood import log_likelihoods
@@ -106,9 +107,10 @@ class UnmaskLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         self._templated = True
-        return self.tokenizer.apply_chat_template(
+        return rendered(
+            self.tokenizer,
             chat_history,
-            tokenize=False,
+            "the chat template cannot be used",
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from unmask.data.chat import rendered
 from unmask.data.encoding import Encoder
 from unmask.data.ends import special_tokens
 from unmask.errors import UserError
@@ -68,13 +69,8 @@ class Conversation:
         return token[:1] if token and token[0] in special_tokens(self.tokenizer) else []
 
     def _render(self, messages: list[dict[str, str]], asking: bool) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asking)
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"the chat template cannot be used: {reason}") from None
+        where = "the chat template cannot be used"
+        return rendered(self.tokenizer, messages, where, add_generation_prompt=asking)
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
