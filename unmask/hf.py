@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.parsing import json_value
+from unmask.files import read_json
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json; UserError where it is none."""
-    path = folder / "config.json"
-    try:
-        raw = json_value(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: holds no JSON object")
-    return raw
+    return read_json(folder / "config.json")
 
 
 def fetching(name: str | Path) -> str:
@@ -38,7 +31,8 @@ def is_known(raw: dict[str, Any]) -> bool:
     """Whether transformers knows the model type of a config.json."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return raw.get("model_type") in CONFIG_MAPPING
+    kind = raw.get("model_type")
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
 
 
 def vocabulary_of(tokenizer: Any) -> int:
@@ -81,4 +75,4 @@ def _tokenizer(folder: Path) -> Any:
 def _names_code(folder: Path) -> bool:
     """Whether tokenizer_config.json names a class in the folder."""
     path = folder / "tokenizer_config.json"
-    return path.exists() and "auto_map" in json_value(path.read_text(encoding="utf-8"))
+    return path.exists() and "auto_map" in read_json(path)

@@ -21,6 +21,7 @@ from unmask.models import load
 from unmask.models.checkpoints import open_model
 from unmask.models.families import families
 from unmask.models.families import folder as folders
+from unmask.models.families.stored import Stored
 from unmask.sampling import command, sample
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
@@ -335,7 +336,7 @@ def test_damaged_folders(tmp_path):
 
 @pytest.mark.parametrize(
     "index, sentence",
-    [("{", "not an index of safetensors: Expecting"), ("{}", "it has no weight_map"), ("[]", "it has no weight_map"),
+    [("{", "cannot be read as JSON: Expecting"), ("{}", "it has no weight_map"), ("[]", "holds no JSON object"),
      ('{"weight_map": ["a"]}', "gives no file by tensor"), ('{"weight_map": {}}', "gives no file by tensor"),
      ('{"weight_map": {"a": "sub"}}', "sub: the index names this file, and it is a folder"),
      ('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "model-00001-of-00002.safetensors holds no a;")],
@@ -382,3 +383,16 @@ def test_a_tokeniser_of_another_class_is_read_and_its_code_is_not(tmp_path):
     (folder / "merges.txt").unlink()
     with pytest.raises(UserError, match="code in the folder makes its tokeniser"):
         load(ModelConfig(name=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["../outside/x.safetensors", "/outside/x.safetensors", "a/x.safetensors", "..\\x"])
+def test_an_index_leads_nowhere_else(tmp_path, name):
+    """Not even to a file that is there and whole."""
+    (tmp_path / "outside").mkdir()
+    save_file({"w": torch.zeros(2)}, tmp_path / "outside" / "x.safetensors")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    named = name.replace("/outside", str(tmp_path / "outside"), 1) if name.startswith("/") else name
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": named}}))
+    with pytest.raises(UserError, match="which is no file of this folder"):
+        Stored(folder)

@@ -42,12 +42,12 @@ def test_resume_drops_what_will_be_written_again(tmp_path):
 
 
 def test_a_rollback_drops_the_steps_that_come_again(tmp_path):
-    """And the evaluation, which is made again; earlier rollbacks stay, unless the run resumes from there."""
+    """An evaluation that is made again takes the old one's place; rollbacks stay, unless the run resumes from there."""
     back = [{"kind": "rollback", "step": 2, "steps": 9, "from": number} for number in (4, 5)]
     write(tmp_path, 0, [step(1), step(2), evaluation(2), step(3), back[0], evaluation(2), step(3), back[1], step(3)])
-    assert read(tmp_path) == [step(1), step(2), *back, step(3)]
+    assert read(tmp_path) == [step(1), step(2), back[0], evaluation(2), back[1], step(3)]
     write(tmp_path, 2, [step(3)])
-    assert read(tmp_path) == [step(1), step(2), step(3)]
+    assert read(tmp_path) == [step(1), step(2), evaluation(2), step(3)]
 
 
 def test_infinities_stay_json(tmp_path):

@@ -123,7 +123,7 @@ def test_what_cannot_be_repeated_is_refused(tmp_path, source):
     with pytest.raises(UserError, match="python: its training data were handed over in Python"):
         repeat(tmp_path / "python", out=None)
     (source / "run.json").write_text("{")
-    with pytest.raises(UserError, match="run.json: cannot be read as the record of a run"):
+    with pytest.raises(UserError, match="run.json: cannot be read as JSON"):
         repeat(source, out=None)
 
 

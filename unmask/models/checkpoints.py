@@ -14,17 +14,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
+from unmask.files import parse_json, read_json
 from unmask.hf import fetching, open_tokenizer, read_config
 from unmask.models import distcp, lora, nf4
 from unmask.models.fuse import fuse
@@ -100,12 +102,12 @@ def verify(folder: Path, *, training: bool = False) -> None:
     training: an earlier checkpoint is chosen by its key in the config, not by its folder.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:
         raise UserError(
             f"{folder / MANIFEST}: missing, so the checkpoint cannot be trusted; {_others(folder, training)}"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder, training)}") from None
     if not isinstance(manifest, dict) or not all(_is_entry(known) for known in manifest.values()):
         raise UserError(f"{folder / MANIFEST}: not a manifest; {_others(folder, training)}")
@@ -136,9 +138,40 @@ def _others(folder: Path, training: bool) -> str:
     return f"name the folder of another step, such as {step_folder(folder.parent, earlier[-1])}"
 
 
+class State(BaseModel):
+    """What state.json holds; what else does, the parts of a training run look at themselves."""
+
+    step: int = Field(ge=0)
+    steps: int = Field(ge=0)
+    objective: dict[str, Any]
+    exact: dict[str, Any]
+    best: tuple[int, float] | None = None
+    streak: int = 0
+    overflows: int = 0
+
+
 def state_of(folder: Path) -> dict[str, Any]:
-    """The contents of state.json."""
-    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    """The contents of state.json; UserError where they are damaged."""
+    path, hint = folder / "state.json", "take another checkpoint"
+    found = read_json(path, hint)
+    try:
+        State.model_validate(found, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {hint}") from None
+    return found
+
+
+@contextmanager
+def taking_up(folder: Path) -> Iterator[None]:
+    """Tell what cannot be made of the contents of state.json as a mistake of that file."""
+    try:
+        yield
+    except (UserError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if str(folder) in str(error):
+            raise
+        reason = " ".join(str(error).split()) if isinstance(error, UserError) else f"{type(error).__name__} {error}"
+        raise UserError(f"{folder / 'state.json'}: is damaged ({reason[:200]}); take another checkpoint") from error
 
 
 # DCP without a process group warns that it saves and loads in one process, which is what we ask for. Once, and not in
@@ -267,7 +300,9 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = open_tokenizer(folder / "hf") if has_tokenizer else None
     mask = getattr(model.config, "mask_token_id", None)
-    objective = rebuild(config.objective.chosen, state["objective"]).bind(model, tokenizer, mask)
+    with taking_up(folder):
+        rebuilt = rebuild(config.objective.chosen, state["objective"])
+    objective = rebuilt.bind(model, tokenizer, mask)
     settings = config.model if config.model.lora.rank else None
     opened = OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
     return opened._replace(source=config.model.name)
@@ -301,12 +336,9 @@ def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
 def _recorded(path: Path) -> dict[str, Any]:
     """What a folder of adapters says of itself; UserError where it does not."""
     again = "export the adapters again"
-    try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing, and it names the base and the objective of the adapters: {again}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}): {again}") from None
+    if not path.exists():
+        raise UserError(f"{path}: missing, and it names the base and the objective of the adapters: {again}")
+    recorded = read_json(path, again)
     kinds: dict[str, Any] = {"model": dict, "objective": dict, "mask_token_id": int | None}
     if not isinstance(recorded, dict) or not all(isinstance(recorded.get(key, ""), kinds[key]) for key in kinds):
         raise UserError(f"{path}: does not say the base and the objective of the adapters: {again}")

@@ -24,6 +24,9 @@ RECENT = 20
 #: Differs between any two runs.
 OWN = ("checkpoint.path",)
 
+#: What a record has to hold.
+NEEDED = {"step": ("steps", "loss", "tokens"), "evaluation": ("nats_per_token",)}
+
 Facts = dict[str, Any]
 
 
@@ -35,7 +38,7 @@ def compare(runs: Sequence[Path], by: str = "step") -> Facts:
     """
     if by not in ("step", "tokens"):
         raise UserError(f"--by {by}: compare runs by step or by tokens")
-    logs = [read(run / "log.jsonl") if run.is_dir() and (run / "log.jsonl").exists() else [] for run in runs]
+    logs = [_log(run / "log.jsonl") if run.is_dir() and (run / "log.jsonl").exists() else [] for run in runs]
     configs = [_config(run) for run in runs]
     histories = [_history([record for record in log if record["kind"] == "step"]) for log in logs]
     reached = [history[-1][by] for history in histories if history]
@@ -48,6 +51,16 @@ def compare(runs: Sequence[Path], by: str = "step") -> Facts:
     values = {key: [config.get(key) for config in configs] for key in keys if key not in OWN}
     differing = {key: each for key, each in values.items() if any(value != each[0] for value in each)}
     return {"by": by, "at": at, "runs": figures, "config": differing}
+
+
+def _log(path: Path) -> list[Record]:
+    """The records of a log; UserError for one that lacks what is compared."""
+    records = read(path)
+    for record in records:
+        for key in NEEDED.get(record["kind"], ()):
+            if key not in record:
+                raise UserError(f"{path}: the {record['kind']} of step {record['step']} has no {key}; remove that line")
+    return records
 
 
 def _config(run: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ crash, and a tracker that is named later gets the whole history. A run that star
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -19,11 +18,13 @@ from typing import Any, ClassVar
 
 from unmask.config import Section
 from unmask.errors import UserError
+from unmask.files import read_json, write_whole
 from unmask.tracking import Record, Start
 from unmask.tracking.jsonl import read
 
 #: In a run's folder: the tracker's name -> the id of this run there.
 IDENTITIES = "trackers.json"
+HINT = "remove it, and the trackers make new runs"
 #: Of a record, what places its numbers rather than being one.
 PLACES = ("kind", "step", "steps", "time")
 #: How the two kinds of records are told apart in a tracker.
@@ -93,19 +94,25 @@ class Following(ABC):
 def identity(run: Start, tracker: str, anew: bool) -> tuple[str, bool]:
     """(id of the run in `tracker`, whether it was there before), kept in the run's folder; `anew` gives another."""
     file = run.path / IDENTITIES
-    known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known = _known(file)
     if tracker in known and not anew:
         return known[tracker], True
-    known[tracker] = secrets.token_hex(8)
-    keep(file, known)
-    return known[tracker], False
+    made = secrets.token_hex(8)
+    keep(file, tracker, made)
+    return made, False
 
 
-def keep(file: Path, known: dict[str, str]) -> None:
-    """Write the identities, all or nothing."""
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    os.replace(temporary, file)
+def keep(file: Path, name: str, identity: str) -> None:
+    """Write one more identity, all or nothing."""
+    write_whole(file, json.dumps(_known(file) | {name: identity}, indent=1))
+
+
+def _known(file: Path) -> dict[str, str]:
+    """Those that a run's folder holds; UserError for a damaged file."""
+    known = read_json(file, HINT) if file.exists() else {}
+    if not all(isinstance(identity, str) for identity in known.values()):
+        raise UserError(f"{file}: gives no identity by tracker; {HINT}")
+    return known
 
 
 def numbers(record: Record) -> dict[str, float]:

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 from unmask.errors import UserError
+from unmask.files import parse_json, write_whole
 from unmask.tracking import Record, Start
+
+#: What is read out of a log again: a line where one of these is no number is damaged.
+FIGURES = ("steps", "loss", "tokens", "tokens_per_second", "mfu", "memory", "nats_per_token", "time")
 
 
 class JsonLines:
     """Appends records and flushes each. A resumed run, and one that goes back after a loss spike, first drops the lines
-    written after the step it goes on from."""
+    written after the step it goes on from. An evaluation that is made again takes the place of the one before."""
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
+        self._path = Path()
+        self._evaluated: set[int] = set()
 
     def start(self, run: Start) -> None:
-        path = run.path / "log.jsonl"
-        if path.exists():
-            truncate(path, run.step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = run.path / "log.jsonl"
+        self._cut(lambda kind, step: step < run.step or (step == run.step and kind != "rollback"))
 
     def log(self, record: Record) -> None:
         assert self._file is not None, "log() before start()"
+        at = record["step"]
         if record["kind"] == "rollback":
-            path = Path(self._file.name)
-            self._file.close()
-            truncate(path, record["step"], ("evaluation",))
-            self._file = path.open("a", encoding="utf-8")
+            self._cut(lambda kind, step: step <= at)
+        elif record["kind"] == "evaluation":
+            if at in self._evaluated:
+                self._cut(lambda kind, step: step != at or kind != "evaluation")
+            self._evaluated.add(at)
         finite = {key: _finite(value) for key, value in record.items()}
         self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
+
+    def _cut(self, stays: Callable[[str, int], bool]) -> None:
+        """Keep the records of which `stays(kind, step)` is true, and open the log behind them.
+
+        A last line that a killed process left unfinished goes.
+        """
+        if self._file is not None:
+            self._file.close()
+        lines = self._path.read_text(encoding="utf-8", errors="replace").split("\n") if self._path.exists() else []
+        found = [(line, parsed(line)) for line in lines[:-1]]
+        kept = [(line, record) for line, record in found if record and stays(record["kind"], record["step"])]
+        self._evaluated = {record["step"] for _, record in kept if record["kind"] == "evaluation"}
+        if len(kept) < len(found) or (lines and lines[-1]):
+            write_whole(self._path, "".join(line + "\n" for line, _ in kept))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def message(self, text: str) -> None:
         """Sentences are for the console."""
@@ -67,15 +88,27 @@ def read(path: Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or number == len(lines):  # a line is finished by its newline
             continue
-        try:
-            record: Record = {key: _number(value) for key, value in json.loads(line).items()}
-            kind, step = record["kind"], int(record["step"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}:{number}: not a record of a run's log") from None
-        while found and _again(found[-1], kind, step):
+        record = parsed(line)
+        if record is None:
+            raise UserError(
+                f"{path}:{number}: not a record of a run's log; remove the line, or go on with the run, which does"
+            )
+        while found and _again(found[-1], record["kind"], record["step"]):
             found.pop()
-        found.append(record)
+        found.append({key: _number(value) for key, value in record.items()})
     return found
+
+
+def parsed(line: str) -> Record | None:
+    """The record of a line, infinities as they are written; None for a line that is no record."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str) or type(record.get("step")) is not int:
+        return None
+    given = [record[key] for key in FIGURES if key in record]
+    return record if all(isinstance(_number(value), int | float) for value in given) else None
 
 
 def reached(path: Path) -> dict[str, int]:
@@ -86,21 +119,3 @@ def reached(path: Path) -> dict[str, int]:
 def _again(record: Record, kind: str, step: int) -> bool:
     """Whether `record` is of a history that was left: a step's evaluations follow the step."""
     return record["step"] > step or (record["step"] == step and kind == "step")
-
-
-def truncate(path: Path, step: int, kinds: tuple[str, ...] = ("evaluation", "rollback")) -> None:
-    """Drop what a run that goes on after `step` will write again: later steps, and from `step` on records of `kinds`.
-
-    A last line that a killed process left unfinished goes too.
-    """
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["step"] <= step - (record["kind"] in kinds):
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)

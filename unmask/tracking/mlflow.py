@@ -6,7 +6,6 @@ in its folder, and asked how far it came.
 
 from __future__ import annotations
 
-import json
 import logging
 import time as clock
 from typing import Any
@@ -55,8 +54,7 @@ class MLflow(Following):
         experiment = self._client.get_experiment_by_name(self.options.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(self.options.experiment)
         made = self._client.create_run(number, run_name=self.options.name or run.path.resolve().name)
-        file = run.path / IDENTITIES
-        keep(file, json.loads(file.read_text(encoding="utf-8")) | {"mlflow": made.info.run_id})
+        keep(run.path / IDENTITIES, "mlflow", made.info.run_id)
         self._parameters(made.info.run_id, run.config)
         return made.info.run_id
 

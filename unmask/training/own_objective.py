@@ -14,7 +14,7 @@ from typing import Any
 from unmask.config import Config, ObjectiveConfig
 from unmask.errors import UserError
 from unmask.hf import read_config
-from unmask.models.checkpoints import newest, state_of
+from unmask.models.checkpoints import newest, state_of, taking_up
 from unmask.models.trained import also, objective_of
 from unmask.objectives import Objective, build, described, name_of, objectives, rebuild
 
@@ -80,7 +80,8 @@ def _own(name: str | None) -> tuple[Objective | None, tuple[str, ...]]:
     step = folder if (folder / "state.json").is_file() else newest(folder)
     if step is not None:
         trained = Config.load(step / "config.yaml").objective.chosen
-        return rebuild(trained, state_of(step)["objective"]), ()
+        with taking_up(step):
+            return rebuild(trained, state_of(step)["objective"]), ()
     if not (folder / "config.json").is_file():
         return None, ()
     raw = read_config(folder)

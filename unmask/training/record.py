@@ -21,9 +21,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, Field, ValidationError
+
 from unmask.config import Config, apply_overrides
 from unmask.data.sources import exists
 from unmask.errors import UserError, as_path
+from unmask.files import read_json, write_whole
 from unmask.hardware import processor
 from unmask.training import repository
 
@@ -39,7 +42,7 @@ PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer", "data.
 def write(run: Run, step: int, processes: int) -> None:
     """Append this start, after `step` steps, to the run's record."""
     file = run.path / FILE
-    starts = _read(file)["starts"] if step and file.exists() else []
+    starts = read(file) if step and file.exists() else []
     starts = [start for start in starts if start["step"] <= step]
     starts.append(
         {
@@ -55,9 +58,7 @@ def write(run: Run, step: int, processes: int) -> None:
             "machine": machine(run),
         }
     )
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"format": 1, "starts": starts}, indent=1), encoding="utf-8")
-    os.replace(temporary, file)
+    write_whole(file, json.dumps({"format": 1, "starts": starts}, indent=1))
 
 
 def brief(fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +132,9 @@ def again(source: str | Path, overrides: Sequence[str] = (), out: str | Path | N
     """
     source = as_path(source, "a run to repeat")
     source = source.parent if source.name.startswith("step-") and not (source / FILE).exists() else source
-    starts = _read(source / FILE)["starts"]
+    if not (source / FILE).exists():
+        raise UserError(f"{source}: holds no run that can be repeated: there is no {FILE} in it")
+    starts = read(source / FILE)
     start = starts[-1]
     # The config of the end: a program may have changed the length while it ran.
     tree = json.loads(Config.load(source / "config.yaml").model_dump_json())
@@ -209,13 +212,33 @@ def compare(repeat: Repeat, run: Run, processes: int) -> list[str]:
     return notes
 
 
-def _read(file: Path) -> dict[str, Any]:
+class Made(BaseModel):
+    """One start of a run, as `write` describes it."""
+
+    step: int
+    command: str
+    folder: str
+    processes: int
+    config: dict[str, Any]
+    exact: dict[str, Any]
+    versions: dict[str, str]
+    git: dict[str, dict[str, Any] | None]
+    machine: dict[str, Any]
+
+
+class Record(BaseModel):
+    """The contents of run.json."""
+
+    starts: list[Made] = Field(min_length=1)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The starts of a run, the last of them last; UserError for a file that does not tell them."""
+    found = read_json(file, "take it from a copy of the run, or start another from its config.yaml")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["starts"]:
-            return found
-    except FileNotFoundError:
-        raise UserError(f"{file.parent}: holds no run that can be repeated: there is no {FILE} in it") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{file}: cannot be read as the record of a run") from None
-    raise UserError(f"{file}: records no start of a run")
+        Record.model_validate(found, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: cannot be read as the record of a run: {where}: {first['msg']}") from None
+    return list(found["starts"])

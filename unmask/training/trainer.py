@@ -18,6 +18,7 @@ from unmask import tracking
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, as_path
 from unmask.evaluation import shared
+from unmask.files import write_whole
 from unmask.models import checkpoints as layout
 from unmask.models import routing
 from unmask.models.check import decoder_layers
@@ -42,6 +43,7 @@ from unmask.training.loader import Loader
 from unmask.training.lock import alone_in
 from unmask.training.mask_noise import MaskNoise
 from unmask.training.masters import masters
+from unmask.training.mending import mend
 from unmask.training.noise_scale import NoiseScale, measurable
 from unmask.training.offload import Offload, Streams
 from unmask.training.profile import Profile
@@ -154,8 +156,9 @@ class Trainer:
         with ExitStack() as held:
             self.mesh.by_first(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
+            self.mesh.by_first(lambda: notes.extend(mend(self.run.path, self.step, self.config.log.every)))
             self.mesh.by_first(self._write_config)
-            self._run([*notes, *([f"going on from {resumed}"] if resumed else [])])
+            self._run([*([f"going on from {resumed}"] if resumed else []), *notes])
 
     def _compare(self) -> list[str]:
         """What may make this run another one than the one it repeats."""
@@ -280,7 +283,7 @@ class Trainer:
     def _write_config(self) -> None:
         try:
             self.run.path.mkdir(parents=True, exist_ok=True)
-            (self.run.path / "config.yaml").write_text(self.config.dump(), encoding="utf-8")
+            write_whole(self.run.path / "config.yaml", self.config.dump())
             if self._loss is None and self.step < self.steps:
                 records.write(self.run, self.step, self.mesh.size)
         except OSError as error:
@@ -526,11 +529,12 @@ class Trainer:
         """Everything as it was when the checkpoint was made."""
         state = self.checkpoints.load(folder)
         self.step, self._saved = state["step"], folder
-        self.objective = type(self.objective)(**state["objective"], **self.objective.bound())
-        self.guard = FiniteGuard(state["streak"], state.get("overflows", 0))
-        for name, part in self._parts().items():
-            if state.get(name):  # what was switched on since begins anew
-                part.load_state_dict(state[name])
+        with layout.taking_up(folder):
+            self.objective = type(self.objective)(**state["objective"], **self.objective.bound())
+            self.guard = FiniteGuard(state.get("streak", 0), state.get("overflows", 0))
+            for name, part in self._parts().items():
+                if state.get(name):  # what was switched on since begins anew
+                    part.load_state_dict(state[name])
 
     def _rolled_back(self, loss: float) -> bool:
         """Go back to the last checkpoint and past the data since; False where there is none yet."""

@@ -6,14 +6,14 @@ Others may lie beside; they are read, all of them, only where a folder has neith
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from torch import Tensor
 
 from unmask.errors import UserError
+from unmask.files import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: The dtypes of weights, in safetensors' terms.
@@ -44,7 +44,7 @@ class Stored:
         if (folder / WHOLE).is_file():
             paths = [folder / WHOLE]
         elif (folder / INDEX).exists():
-            index = _read_index(folder / INDEX)
+            index = read_index(folder / INDEX)
             paths = [folder / name for name in dict.fromkeys(index.values())]
         else:
             paths = sorted(folder.glob("*.safetensors"))
@@ -110,13 +110,15 @@ def _state(path: Path) -> tuple[int, int, int]:
     return known.st_ino, known.st_size, known.st_mtime_ns
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """Tensor -> file."""
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = "it has no weight_map" if isinstance(error, KeyError | TypeError) else str(error)
-        raise UserError(f"{path}: not an index of safetensors: {reason}; fetch it again") from None
+    again = "fetch it again"
+    table = read_json(path, again).get("weight_map")
+    if table is None:
+        raise UserError(f"{path}: not an index of weights: it has no weight_map; {again}")
     if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-        raise UserError(f"{path}: not an index of safetensors: weight_map gives no file by tensor; fetch it again")
+        raise UserError(f"{path}: not an index of weights: weight_map gives no file by tensor; {again}")
+    for name in table.values():
+        if PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
+            raise UserError(f"{path}: names {name}, which is no file of this folder; {again}")
     return table
