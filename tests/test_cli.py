@@ -330,9 +330,9 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(settings, number, code):
     assert saved_steps(run) == [stopped] and 2 <= stopped < 24
     assert out == (
         f"stopped at step {stopped} of 24: saved {run / f'step-{stopped:08d}'}; "
-        f"continue with: unmask train {settings} training.steps=24\n"
+        f"continue with: unmask train {run / 'config.yaml'}\n"
     )
-    code, _, err = unmask("train", settings, "training.steps=24")
+    code, _, err = unmask("train", run / "config.yaml")
     assert code == 0 and "going on from" in err
     assert unmask("train", settings, "training.steps=24", f"checkpoint.path={whole}")[0] == 0
     assert losses(run) == losses(whole) and len(losses(whole)) == 24

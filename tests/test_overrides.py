@@ -1,10 +1,14 @@
 """Overrides beat the file: what they leave without effect in it goes, and `~key` removes a key."""
 
 import pytest
+from typer.main import get_command
 
-from unmask import Config, Trainer
-from unmask.config import apply_overrides
-from unmask.errors import UserError
+from unmask import Config, Trainer, objectives
+from unmask.cli.app import app
+from unmask.config import apply_overrides, keys
+from unmask.config.synonyms import NAMES
+from unmask.errors import UserError, counted
+from unmask.sampling.options import Options
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,54 @@ def test_arguments_of_a_trainer_beat_its_config_in_the_same_way():
     assert (trainer.config.model.name, trainer.config.model.config) == ("folder", None)
     trainer._configure(["a text"], None, 0.5, None)
     assert (trainer.config.training.steps, trainer.config.training.epochs) == (None, 0.5)
+
+
+def test_the_names_of_other_trainers_lead_to_keys_that_exist():
+    known = {*keys(), *Options.model_fields}
+    assert set(NAMES) <= known
+    plain = {key.split(".")[-1] for key in known}
+    assert not [name for names in NAMES.values() for name in names.split() if name in plain]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("lr=1e-4", "optimizer.learning_rate"),
+        ("training.lr=1e-4", "optimizer.learning_rate"),
+        ("training.max_steps=5", "training.steps"),
+        ("training.num_epochs=5", "training.epochs"),
+        ("bs=5", "training.batch_size"),
+        ("per_device_train_batch_size=5", "training.micro_batch"),
+        ("gradient-accumulation-steps=5", "training.micro_batch"),
+        ("output_dir=a", "checkpoint.path"),
+        ("objective.lr=1", "optimizer.learning_rate"),
+    ],
+)
+def test_the_name_that_another_trainer_has_for_a_key_is_understood(tmp_path, override, key):
+    (tmp_path / "run.yaml").write_text("objective: {name: ar}")
+    with pytest.raises(UserError) as error:
+        config = Config.load(tmp_path / "run.yaml", [override])
+        objectives.build(config.objective.chosen, config.objective.options())
+    assert f"(did you mean {key!r}?)" in str(error.value)
+
+
+@pytest.mark.parametrize(("option", "key"), [("max_new_tokens=5", "length"), ("cfg_scale=1", "guidance")])
+def test_and_for_an_option_of_a_sampler(option, key):
+    with pytest.raises(UserError, match=rf"\(did you mean '{key}'\?\)"):
+        Options.read([option])
+
+
+@pytest.mark.parametrize(("verb", "instead"), [("generate", "unmask sample"), ("finetune", "unmask train")])
+def test_and_for_a_verb(verb, instead):
+    with pytest.raises(UserError, match=f"unknown command '{verb}': use {instead}"):
+        get_command(app)([verb, "x"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["sample"]])
+def test_help_is_asked_for_by_one_letter_too(verb, capsys):
+    get_command(app)([*verb, "-h"], standalone_mode=False)
+    assert "Usage: " in capsys.readouterr().out
+
+
+def test_one_of_a_thing_is_one():
+    assert [counted(number, "document") for number in (0, 1, 2000)] == ["0 documents", "1 document", "2,000 documents"]

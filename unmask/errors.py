@@ -21,6 +21,11 @@ class RankLost(UserError):
     """Another process of the run is gone or silent: a new start from the last checkpoint may well work."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, as in "1 document" and "2,000 documents": more than one takes an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def as_path(value: Any, what: str) -> Path:
     """`value` as a Path; UserError, naming `what` it should be the path of, for anything that is none."""
     if not isinstance(value, str | PathLike):

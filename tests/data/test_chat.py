@@ -152,6 +152,14 @@ def test_a_template_that_always_asks_for_an_answer(tmp_path: Path, speaker: Any)
     assert said(tokenizer, *coded(CONVERSATION, tokenizer))[1] == "4\n\ndef f(): return 4<|im_end|>"
 
 
+def test_parts_are_not_written_as_python_writes_them(tmp_path: Path, speaker: Any) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(UserError, match='record 0: the chat template takes "content" for a text, and message 0 has'):
+        coded(parts, with_template(speaker, PLAIN, tmp_path / "plain"))
+    reads = PLAIN.replace("{{ message.content }}", "{{ message.content if message.content is string else 'a' }}")
+    coded(parts, with_template(speaker, reads, tmp_path / "reads"))
+
+
 def test_what_to_do_about_conversations_that_templates_refuse(tmp_path: Path, speaker: Any) -> None:
     strict = "{% if messages[0].role != 'x' %}{% endif %}{% for m in messages %}{{ 'a' + m.content }}{% endfor %}"
     tokenizer = with_template(speaker, strict, tmp_path)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
+
+from unmask.errors import UserError
 
 #: What --ema is for.
 EMA = "Take the averaged weights that training.ema kept."
@@ -18,8 +21,31 @@ OBJECTIVE = "How the model was trained, where it does not say, such as block_dif
 MASK = "The model's mask token, where it does not say."
 
 
+#: What other programs call a verb, or a thing that a verb does.
+VERBS = {
+    **dict.fromkeys(("generate", "infer", "inference"), "unmask sample, or unmask eval --generate for scores"),
+    **dict.fromkeys(("chat", "serve"), "unmask sample --chat"),
+    **dict.fromkeys(("finetune", "fine-tune", "fit", "pretrain", "sft"), "unmask train"),
+    **dict.fromkeys(("evaluate", "test", "benchmark"), "unmask eval"),
+    **dict.fromkeys(("preprocess", "tokenize", "pack"), "unmask prepare"),
+    **dict.fromkeys(("merge", "save", "push"), "unmask export"),
+    **dict.fromkeys(("plan", "dry-run"), "unmask train CONFIG --dry-run"),
+    "resume": "unmask train with the same config, or with config.yaml of the run's folder",
+}
+
+
+class _Verbs(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in VERBS and not ctx.resilient_parsing:
+            raise UserError(f"unknown command {cmd_name!r}: use {VERBS[cmd_name]}")
+        return found
+
+
 app = typer.Typer(
     name="unmask",
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Train diffusion language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,8 +73,7 @@ def train(
     trainer = Trainer(config=settings, repeat=repeat)
     trainer.restarted = launch.restarted
     summary = trainer.train()
-    words = ["unmask train", config, *(overrides or []), source and f"--from {source}", out and f"--out {out}"]
-    again = " ".join(str(word) for word in [*words, *launched.options()] if word)
+    again = " ".join(["unmask train", shlex.quote(str(summary.path / "config.yaml")), *launched.options()])
     if launched.rank() == 0:
         say(json.dumps(summary.facts()) if as_json else summary.sentence(again))
     if summary.interrupted is not None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from unmask.config.synonyms import known_as
 from unmask.errors import UserError
 from unmask.registry import Registry, nearest
 
@@ -113,7 +114,7 @@ def _hint(root: type[BaseModel], path: str, here: list[str]) -> str:
     objectives = OWNERS["objective"]
     of_objective = root is not Config and any(root is objectives[name] for name in objectives.names())
     if not of_objective and root not in (Config, *(field.annotation for field in Config.model_fields.values())):
-        return nearest(path, here)  # options of something that no config holds
+        return _meant(known_as(path, here)) or nearest(path, here)  # options of something that no config holds
     if of_objective:
         others = [name for name in objectives.names() if path in objectives[name].model_fields]
         if others:
@@ -121,10 +122,16 @@ def _hint(root: type[BaseModel], path: str, here: list[str]) -> str:
     last, elsewhere = path.split(".")[-1], list(keys())
     same = [key for key in elsewhere if key.split(".")[-1] == last and key != path]
     if same:
-        return f" (did you mean {same[0]!r}?)"
+        return _meant(same[0])
+    if other := known_as(last, elsewhere):
+        return _meant(other)
     similar = difflib.get_close_matches(last, [key.split(".")[-1] for key in elsewhere], n=1, cutoff=0.8)
     found = [key for key in elsewhere if key.split(".")[-1] in similar]
-    return nearest(last, here) or (f" (did you mean {found[0]!r}?)" if found else "")
+    return nearest(last, here) or _meant(found[0] if found else None)
+
+
+def _meant(key: str | None) -> str:
+    return f" (did you mean {key!r}?)" if key else ""
 
 
 def _key(root: Any, path: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -257,10 +257,13 @@ def _check_messages(messages: Any, where: str) -> None:
 def unwritten(messages: list[Any], text: str) -> str | None:
     """What is wrong where the template has left out a message of a role that templates do not know ("gpt", "sytem").
 
-    text: what it wrote. Of the roles that they know, one may leave something out on purpose: reasoning, say.
+    Nor may it write the parts of a content as Python does. text: what it wrote. Of the roles that they know, one may
+    leave something out on purpose: reasoning, say.
     """
     for number, message in enumerate(messages):
         role, content = message["role"], message.get("content")
+        if isinstance(content, list) and content and str(content) in text:
+            return f'the chat template takes "content" for a text, and message {number} has parts: write one text'
         if role not in ROLES and isinstance(content, str) and content.strip() not in text:
             known = ", ".join(ROLES)
             return f"the chat template leaves out message {number}, of the role {role!r}; usual roles are {known}"

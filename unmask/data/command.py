@@ -10,7 +10,7 @@ from typing import Any
 
 from unmask.data.dataset import Manifest
 from unmask.data.prepare import Report, prepare, source_tokenizer
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.terminal import say
 
 
@@ -29,10 +29,9 @@ class Prepared:
 
     def sentence(self) -> str:
         found = self.manifest
-        documents = "1 document" if found.documents == 1 else f"{found.documents:,} documents"
         partly = f" ({found.supervised:,} of them supervised)" if found.supervised < found.tokens else ""
         skipped = f", skipped {found.skipped:,} bad" if found.skipped else ""
-        return f"{self.path}: {documents}, {found.tokens:,} tokens{partly}{skipped}"
+        return f"{self.path}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}{partly}{skipped}"
 
 
 def run(

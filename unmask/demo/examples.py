@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from unmask import load as open_run
+from unmask.errors import counted
 from unmask.sampling import Canvas, sample
 from unmask.sampling.display import picture
 
@@ -90,7 +91,8 @@ def show_infilling(out: Path, examples: Sequence[Example], console: Console, cou
         same = sum(ours == theirs for ours, theirs in zip(result.token, example.hole, strict=False))
         original = opened.tokenizer.decode(example.hole).strip()
         console.print(Text(f"the original: {original}", style="italic"))
-        console.print(f"{same} of {len(example.hole)} tokens as there; {result.passes} forward passes\n")
+        passes = f"{result.passes} forward pass{'' if result.passes == 1 else 'es'}"
+        console.print(f"{same} of {counted(len(example.hole), 'token')} as there; {passes}\n")
         if result.interrupted:
             return False
     return True

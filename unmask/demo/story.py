@@ -17,7 +17,7 @@ from unmask.demo.counts import cross_entropies
 from unmask.demo.examples import examples_from, show_infilling
 from unmask.demo.settings import FIRST, OPEN, VOCABULARY, Settings, autoregressive, diffusion
 from unmask.demo.watch import Watch
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.evaluation import Bound, bound, text_bytes
 from unmask.export import export
 from unmask.hf import vocabulary_of
@@ -87,7 +87,7 @@ def _train(config: Config, watch: Watch, settings: Settings) -> tuple[int | None
         console.print(f"Stopped at step {summary.step}{of}, and saved. To go on:", style="bold")
         console.print(f"  {again}", markup=False, soft_wrap=True)
         return summary.interrupted, None
-    console.print(f"{summary.steps} steps done; the model is in {summary.checkpoint}")
+    console.print(f"{counted(summary.steps, 'step')} done; the model is in {summary.checkpoint}")
     return None, summary.validation
 
 
@@ -104,15 +104,15 @@ def _corpus(settings: Settings, console: Console) -> tuple[list[Path], list[Path
         train, held_out = train[: settings.files], held_out[: settings.files]
     began = time.monotonic()
     if not settings.tokenizer.is_dir():
-        size = sum(path.stat().st_size for path in train) / 1e6
-        console.print(f"Training a tokeniser on {len(train)} files of the standard library ({size:.1f} MB) ...")
+        size, number = sum(path.stat().st_size for path in train) / 1e6, counted(len(train), "file")
+        console.print(f"Training a tokeniser on {number} of the standard library ({size:.1f} MB) ...")
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in train)
         train_tokenizer(texts, VOCABULARY, settings.tokenizer)
     for files, target in ((train, settings.train), (held_out, settings.held_out)):
         if not target.exists():
             # A file that is not UTF-8 is left out.
             manifest = prepare(files, target, settings.tokenizer, skip_bad=True)
-            console.print(f"{target}: {manifest.documents} files, {manifest.tokens:,} tokens")
+            console.print(f"{target}: {counted(manifest.documents, 'file')}, {counted(manifest.tokens, 'token')}")
     console.print(f"data ready in {time.monotonic() - began:.0f} s")
     return train, held_out
 

@@ -17,7 +17,7 @@ from unmask.config import DataConfig, EvaluationConfig, ParallelConfig, Training
 from unmask.data import Packs, Sampler, dataset_from
 from unmask.data.beginnings import beginning, shown
 from unmask.data.sources import exists
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.models import RowModel
 from unmask.models.check import check_positions
@@ -60,8 +60,7 @@ class Evaluation:
         text = f"{found.nats_per_token:.4f} {error} nats per token"
         if self.bits_per_byte is not None:
             text += f", {self.bits_per_byte:.4f} bits per byte"
-        chunks = "1 chunk" if found.chunks == 1 else f"{found.chunks:,} chunks"
-        text = f"{text} ({found.tokens:,} tokens in {chunks})"
+        text = f"{text} ({counted(found.tokens, 'token')} in {counted(found.chunks, 'chunk')})"
         return text if self.ar is None else f"{text}; next token: {self.ar.sentence()}"
 
     def table(self, levels: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.data.chat import rendered, unwritten
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.evaluation.alone import alone, open_here
 from unmask.parsing import check_characters, json_value
 from unmask.sampling.api import Sample, result
@@ -153,9 +153,9 @@ def describe_answers(found: dict[str, Any], *, as_json: bool = False) -> str:
         for name in ("exact_match", "contains")
         if (rate := found[name])
     ]
-    samples = f"{found['samples']:,} answers" if found["samples"] > 1 else "1 answer"
-    counted = f"{samples}, {found['ended']:.1%} ended by themselves, {found['tokens'] / max(found['passes'], 1):.2f}"
-    return "\n".join([*table, "", *scores, f"{counted} tokens a forward pass"])
+    samples = counted(found["samples"], "answer")
+    told = f"{samples}, {found['ended']:.1%} ended by themselves, {found['tokens'] / max(found['passes'], 1):.2f}"
+    return "\n".join([*table, "", *scores, f"{told} tokens a forward pass"])
 
 
 def _short(text: str) -> str:

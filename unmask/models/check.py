@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.attention.interface import MissingPlan
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.models.positions import limit_of
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def check_positions(model: PreTrainedModel, longest: int, where: str, key: str) 
     limit = limit_of(model.config)
     if limit is not None and longest > limit.tokens:
         raise UserError(
-            f"{where}: a document (or the part of one that a pack holds) has {longest:,} tokens, and the model "
-            f"{limit.tokens:,} positions ({limit.name}): set {key} to {limit.tokens} or less"
+            f"{where}: a document (or the part of one that a pack holds) has {counted(longest, 'token')}, and the "
+            f"model {counted(limit.tokens, 'position')} ({limit.name}): set {key} to {limit.tokens} or less"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from unmask.attention.exchange import resolve
+from unmask.errors import counted
 from unmask.parallel.block import Layers, Placed, sent, work
 from unmask.rows import pairs
 
@@ -50,8 +51,8 @@ def picture(placed: Placed, found: dict[str, Any], width: int = 48) -> str:
     left = max(1, min(width, round(2 * width * clean / max(1, len(rows)))))
     right = max(1, 2 * width - left)
     lines = [
-        f"{placed.name}, {found['exchange']}: {clean:,} clean rows, {noisy:,} noisy rows of "
-        f"{len(rows.blocks()[0]):,} blocks, {len(np.unique(rows.document)):,} documents",
+        f"{placed.name}, {found['exchange']}: {counted(clean, 'clean row')}, {counted(noisy, 'noisy row')} of "
+        f"{counted(len(rows.blocks()[0]), 'block')}, {counted(len(np.unique(rows.document)), 'document')}",
         f"{'rank':>4}  {'clean':<{left}} {'noisy':<{right}} {'rows':>8} {'pairs':>13} {'work':>6} {'sends':>10}",
     ]
     for rank in range(placed.ranks):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from unmask.config import Config, ParallelConfig
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.models import RowModel
 from unmask.models.check import decoder_layers
 from unmask.objectives import Objective
@@ -171,12 +171,12 @@ def check(parallel: ParallelConfig, layers: int) -> None:
     if stages > layers:
         raise UserError(
             f"parallel.pipeline_stages={parallel.pipeline_stages} makes {stages} stages with schedule="
-            f"{parallel.schedule}, and the model has {layers} layers: give fewer"
+            f"{parallel.schedule}, and the model has {counted(layers, 'layer')}: give fewer"
         )
     if parallel.stage_layers is not None and sum(parallel.stage_layers) != layers:
         raise UserError(
             f"parallel.stage_layers={parallel.stage_layers} adds up to {sum(parallel.stage_layers)}, and the model has "
-            f"{layers} layers"
+            f"{counted(layers, 'layer')}"
         )
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from unmask.errors import counted
+
 #: Seconds between plain lines.
 PAUSE = 10.0
 
@@ -17,10 +19,10 @@ def reading() -> Iterator[Callable[[int, int, int], None]]:
     """A function report(bytes read, bytes in all, documents), shown while the context lasts."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    count = TextColumn("{task.fields[documents]:,} documents")
+    count = TextColumn("{task.fields[documents]}")
     with _progress(BarColumn(), DownloadColumn(), count, TimeRemainingColumn()) as show:
         yield lambda read, total, documents: show(
-            read, total, f"{read / max(total, 1):.0%} read, {documents:,} documents", documents
+            read, total, f"{read / max(total, 1):.0%} read", counted(documents, "document")
         )
 
 
@@ -43,14 +45,15 @@ def _progress(*columns: Any) -> Iterator[Callable[..., None]]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     began = shown = time.monotonic()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("", total=None, documents=0)
+        bar = progress.add_task("", total=None, documents="")
 
-        def show(done: int, total: int, line: str, documents: int = 0) -> None:
+        def show(done: int, total: int, line: str, documents: str = "") -> None:
             nonlocal shown
             progress.update(bar, completed=done, total=total, documents=documents)
             now = time.monotonic()
             if not console.is_terminal and now - shown >= PAUSE:
                 shown = now
+                line = f"{line}, {documents}" if documents else line
                 console.print(f"{line}, ETA {timedelta(seconds=round((now - began) * (total - done) / max(done, 1)))}")
 
         yield show

@@ -12,7 +12,7 @@ import torch
 from unmask.config import Config
 from unmask.config.overrides import MUON, OF_SCHEDULE
 from unmask.data.mixing import NOTHING
-from unmask.errors import UserError
+from unmask.errors import UserError, counted
 from unmask.models import lora
 from unmask.objectives import Objective
 from unmask.objectives.base import needs_mask
@@ -127,13 +127,13 @@ def check_steps(config: Config, steps: int) -> None:
     schedule, profile = config.schedule, config.log.profile
     if schedule.warmup > max(1, steps):
         raise UserError(
-            f"schedule.warmup={schedule.warmup:g} is longer than the run, which has {steps} steps: "
+            f"schedule.warmup={schedule.warmup:g} is longer than the run, which has {counted(steps, 'step')}: "
             f"give fewer, or a fraction of all steps (below 1)"
         )
     if schedule.name == "wsd" and in_steps(schedule.warmup, steps) + in_steps(schedule.decay, steps) > max(1, steps):
         raise UserError(
             f"schedule.warmup={schedule.warmup:g} and schedule.decay={schedule.decay:g} are longer than the run, which "
-            f"has {steps} steps: give fewer, or fractions of all steps (below 1)"
+            f"has {counted(steps, 'step')}: give fewer, or fractions of all steps (below 1)"
         )
     if profile.steps and profile.start + profile.steps > steps:
         raise UserError(

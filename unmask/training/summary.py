@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unmask.errors import counted
+
 if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
 
@@ -50,4 +52,4 @@ class Summary:
             return f"stopped at step {self.step} of {self.steps}: {saved}; continue with: {again}"
         if self.loss is None:
             return f"{self.path} is complete at step {self.step}: {self.checkpoint}"
-        return f"trained {self.step} steps, loss {self.loss:.4f}: {self.checkpoint}"
+        return f"trained {counted(self.step, 'step')}, loss {self.loss:.4f}: {self.checkpoint}"
