@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from unmask.config import ModelConfig
 from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.export import export
+from unmask.export.api import filled
 from unmask.export.peft import write
 from unmask.models import load
 from unmask.models.checkpoints import OpenModel, open_model
@@ -70,3 +72,13 @@ def test_not_over_what_it_is_made_of_nor_a_run(folders):
     for name in ("run", "run/step-00000001"):
         with pytest.raises(UserError, match="holds checkpoints of a run"):
             export(folders / "whole", folders / name, force=True)
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path):
+    before = os.umask(0o022)
+    try:
+        with filled(tmp_path / "made") as staged:
+            (staged / "model.safetensors").touch(mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made" / "model.safetensors").stat().st_mode & 0o777 == 0o644

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import sys
@@ -106,6 +107,14 @@ def _is_of_a_model(path: Path) -> bool:
         return False
 
 
+def _readable(folder: Path) -> None:
+    """Let others read the files as the umask says: safetensors makes its own for their owner alone."""
+    os.umask(mask := os.umask(0o077))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+
+
 @contextmanager
 def filled(folder: Path) -> Iterator[Path]:
     """A folder of the same name to write into, beside `folder`, whose files move there once they are complete."""
@@ -115,6 +124,7 @@ def filled(folder: Path) -> Iterator[Path]:
     try:
         staged.mkdir(parents=True)
         yield staged
+        _readable(staged)
         if not folder.exists():
             staged.rename(folder)
             return

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 
 from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
+from unmask.files import read_json
 from unmask.hf import fetching, is_known, open_tokenizer, read_config
-from unmask.models import dropout, experts, lora, positions
+from unmask.models import dropout, experts, lora, positions, sound
 from unmask.models.bars import bars_in_terminals_only
 from unmask.models.check import check_attention
 from unmask.models.families import families, family_of, open_folder
 from unmask.models.families.deferred import Deferred
 from unmask.models.families.folder import fill, shapes, told
 from unmask.models.families.layout import Own, check_mask
-from unmask.models.families.stored import Stored, is_own
+from unmask.models.families.stored import INDEX, Stored, is_own, read_index
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.models.special import read_generation, with_special_tokens
@@ -157,8 +156,11 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
             model, info = auto_model(_type_of(folder)).from_pretrained(
                 folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
-    except (ValueError, OSError, KeyError, ImportError, RuntimeError, struct.error, SafetensorError) as error:
-        raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}") from error
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever transformers, torch and their readers raise for damaged files
+        odd = sound.odd_field(read_config(path)) if path.is_dir() else ""
+        raise UserError(f"model.name={path}: transformers cannot load it: {_first_line(error)}{odd}") from error
     _check_filled(path, info, stored)
     _check_tied(path, model)
     return model
@@ -206,6 +208,12 @@ def _some(names: Iterable[str]) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     """A folder's config.json; UserError for a mask token in it that is none."""
     raw = read_config(folder)
+    sound.check(raw, folder / "config.json")
+    if (generation := folder / "generation_config.json").exists():
+        sound.check(read_json(generation, "copy it again, or remove it"), generation)
+    for index in (INDEX, "pytorch_model.bin.index.json"):
+        if (folder / index).exists():
+            read_index(folder / index)
     try:
         check_mask(raw)
     except UserError as error:
@@ -242,10 +250,17 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
     register()
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    with no_init_weights():
-        model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
-    model.tie_weights()
+    raw = _read(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with no_init_weights():
+            model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
+        model.tie_weights()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever transformers raises for values that do not go together
+        told = f"no model can be built from it: {_first_line(error)}{sound.odd_field(raw)}"
+        raise UserError(f"{folder / 'config.json'}: {told}") from error
     read_generation(model, folder)
     over_rows(model)
     return model
@@ -273,6 +288,9 @@ def _from_config(
     kind = fields.pop("model_type", None)
     if kind is None:
         raise UserError("model.config: model_type is missing (for example qwen3 or llama)")
+    if not isinstance(kind, str):
+        raise UserError(f"model.config.model_type={kind!r}: give a name, such as qwen3 or llama")
+    sound.check(fields, "model.config")
     if vocab_size is not None:
         sized = fields if kind != DIFFUSION_GEMMA else fields.setdefault("text_config", {})
         sized.setdefault("vocab_size", vocab_size)

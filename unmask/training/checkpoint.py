@@ -140,7 +140,7 @@ class Checkpoints:
         final, temporary = self._folders(step)
         with _disk(final, temporary):
             for left in self.run.glob(".step-*.tmp"):  # of a process that was killed
-                shutil.rmtree(left)
+                _remove(left)
             temporary.mkdir(parents=True)
 
     def _folders(self, step: int) -> tuple[Path, Path]:
@@ -253,7 +253,7 @@ class Checkpoints:
             if later >= step:
                 folder = layout.step_folder(self.run, later)
                 aside = folder.with_name(folder.name + ".replaced")
-                shutil.rmtree(aside, ignore_errors=True)
+                _remove(aside)
                 os.replace(folder, aside)
 
     def _forget_old(self) -> None:
@@ -265,7 +265,7 @@ class Checkpoints:
             folder = layout.step_folder(self.run, step)
             doomed = folder.with_name(f".{folder.name}.tmp")
             os.replace(folder, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
 
     def _link_best(self) -> None:
         """Point `best` to the best checkpoint; where there is none (any more) the link goes."""
@@ -278,6 +278,14 @@ class Checkpoints:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
         os.replace(temporary, link)
+
+
+def _remove(folder: Path) -> None:
+    """A folder with what is in it; of a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
