@@ -37,7 +37,7 @@ def config(path, *overrides, objective=None, model=None):
     tree = {
         "model": {"config": model} if model and "text_config" in model else own,
         "data": {"pack_tokens": 128},
-        "objective": objective or {"name": "block_diffusion", "block_size": 8},
+        "objective": dict(objective or {"name": "block_diffusion", "block_size": 8}),
         "optimizer": {"learning_rate": 0.003},
         "training": {"steps": 4, "batch_size": 2},
         "checkpoint": {"path": str(path)},

@@ -197,6 +197,12 @@ class Objective(Section):
         return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))}, nll)
 
     @property
+    def takes_logits(self) -> bool:
+        """Whether `loss` needs more of a row than its cross-entropy: whole logits, which no rank has that a tensor axis
+        divides the vocabulary over."""
+        return type(self).loss is not Objective.loss
+
+    @property
     def excluded_token(self) -> int | None:
         """The token whose logit is -inf in the loss (MDLM's SUBS parameterisation excludes the mask token)."""
         return None

@@ -264,6 +264,11 @@ class BlockDiffusion(Annealed):
         entropy = entropy_of_correct(hidden, head[:3], label, weight, self.excluded_token)
         return terms._replace(sum=terms.sum + self.confidence * entropy)
 
+    @property
+    def takes_logits(self) -> bool:
+        """With `confidence`, of whole logits."""
+        return self.confidence > 0
+
     def scored_tokens(self, document: Document) -> np.ndarray:
         """The supervised tokens, without position 0 where it is kept clean."""
         return self._candidate(document)

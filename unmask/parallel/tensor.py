@@ -31,7 +31,7 @@ from unmask.errors import UserError
 from unmask.models import RowModel
 from unmask.models.check import layer_attention
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
-from unmask.objectives import Objective, objectives
+from unmask.objectives import build
 from unmask.parallel.mesh import part_of
 
 COLUMN, ROW = "colwise", "rowwise"
@@ -94,10 +94,11 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
         )
-    if objectives[config.objective.chosen].loss is not Objective.loss:
-        raise UserError(
-            f"objective.name={config.objective.chosen} has a loss of its own, which takes whole logits: {size}"
-        )
+    objective = build(config.objective.chosen, config.objective.options())
+    if objective.takes_logits:
+        key = "confidence" if getattr(objective, "confidence", 0) else "name"
+        what = f"objective.{key}={getattr(objective, key, config.objective.chosen)}"
+        raise UserError(f"{what} does not go with {size}: its loss takes whole logits, of which a rank has a part")
 
 
 def check(model: Any, size: int) -> None:

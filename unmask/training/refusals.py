@@ -49,11 +49,6 @@ def check_settings(config: Config, objective: Objective) -> None:
             f"model.mask_noise_steps={config.model.mask_noise_steps} has no effect: "
             f"objective.name={config.objective.chosen} places no mask token; set it to 0"
         )
-    if getattr(objective, "confidence", 0) and config.parallel.model_parallel_size > 1:
-        raise UserError(
-            f"objective.confidence={objective.confidence:g} does not go with parallel.model_parallel_size="  # type: ignore[attr-defined]
-            f"{config.parallel.model_parallel_size}, which divides the vocabulary: leave one of them out"
-        )
     if config.evaluation.ar and objective.decoding.kind in ("causal", "canvas"):
         why = (
             "the bound is that already" if objective.decoding.kind == "causal" else "its encoder has a loss of its own"
