@@ -178,7 +178,7 @@ def test_a_killed_save_is_swept_away(tmp_path):
         (["optimizer.name=plain_sgd"], None, "optimizer.name=plain_sgd, but it was adamw"),
         ([], {"name": "block_diffusion", "block_size": 4}, "objective.block_size=4, but it was 8"),
         ([], {"name": "mdlm"}, "objective.name=mdlm, but it was block_diffusion"),
-        (["model.config.hidden_size=16"], None, "model is not what it was"),
+        (["model.config.hidden_size=16"], None, "model.config.hidden_size=16, but it was 32"),
     ],
 )
 def test_another_run_is_refused_by_the_key_that_differs(tmp_path, options, objective, sentence):

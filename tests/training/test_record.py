@@ -85,6 +85,26 @@ def test_overrides_make_it_another_run(source, tmp_path, monkeypatch):
     assert named.config.checkpoint.path == str(tmp_path / "named")
 
 
+def test_a_record_of_an_earlier_version(source, tmp_path, monkeypatch):
+    """It lacks options that are younger, and has described the model by a hash alone."""
+    file = source / "run.json"
+    tree = json.loads(file.read_text())
+    exact = tree["starts"][-1]["exact"]
+    assert exact["model"]["config"]["hidden_size"] == 32 and len(exact["model"]["shapes"]) == 64
+    del exact["objective.confidence"], exact["data.parts_left_out"], exact["model"]["config"]["attention_bias"]
+    file.write_text(json.dumps(tree))
+    assert run(repeat(source, out=tmp_path / "first"), monkeypatch) == []
+    exact["model"] = "0" * 64
+    file.write_text(json.dumps(tree))
+    messages = run(repeat(source, out=tmp_path / "second"), monkeypatch)
+    assert messages == [f"{source} has no description of its model that could be compared; the bits may differ"]
+    assert losses(tmp_path / "second") == losses(tmp_path / "first") == losses(source)
+    exact["objective.confidence"] = 0.5
+    file.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"cannot be repeated: objective\.confidence=0\.0, but it was 0\.5"):
+        Trainer(repeat=repeat(source, out=tmp_path / "third")).train()
+
+
 def test_data_that_moved(source, tmp_path, monkeypatch):
     data = source.parent / "data.jsonl"
     data.rename(tmp_path / "moved.jsonl")

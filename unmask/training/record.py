@@ -62,9 +62,13 @@ def write(run: Run, step: int, processes: int) -> None:
 
 
 def brief(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """A fingerprint with the model's long description replaced by its hash."""
-    model = hashlib.sha256(json.dumps(fingerprint["model"], sort_keys=True).encode()).hexdigest()
-    return {**fingerprint, "model": model}
+    """A fingerprint with the long list of the model's shapes replaced by its hash."""
+    model = fingerprint["model"]
+    return {**fingerprint, "model": {**model, "shapes": _hash(model["shapes"])}}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 @cache
@@ -192,7 +196,12 @@ def compare(repeat: Repeat, run: Run, processes: int) -> list[str]:
     from unmask.training.resume import differences
 
     notes = list(repeat.notes)
-    for key, difference in differences(repeat.exact, brief(run.fingerprint())):
+    now = brief(run.fingerprint())
+    if not isinstance(repeat.exact.get("model"), dict):
+        notes.append(f"{repeat.source} has no description of its model that could be compared; the bits may differ")
+        now.pop("model")
+    before = {key: value for key, value in repeat.exact.items() if key in now or key != "model"}
+    for key, difference in differences(before, now, run):
         if key.partition(".")[0] == "model" and any(each.startswith("model") for each in repeat.changed):
             continue
         if key == "data.train" and key in repeat.changed:

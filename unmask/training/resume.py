@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
-from unmask.training.setup import Run
+from unmask.models.special import KINDS
+from unmask.training.setup import LEFT_OUT, Run, settings_of
+
+#: Of what a record holds only so that it can be compared, no value is shown.
+HASHES = ("data.train", "model.shapes")
 
 
 def continued(run: Run) -> Path | None:
@@ -23,7 +28,7 @@ def continued(run: Run) -> Path | None:
             f"set checkpoint.resume=true to continue it, or choose another folder"
         )
     layout.verify(folder, training=True)
-    for _, difference in differences(layout.state_of(folder)["exact"], run.fingerprint()):
+    for _, difference in differences(layout.state_of(folder)["exact"], run.fingerprint(), run):
         raise UserError(
             f"{folder} cannot be continued exactly: {difference}; "
             f"restore that, or start a new run in another checkpoint.path"
@@ -31,10 +36,44 @@ def continued(run: Run) -> Path | None:
     return folder
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(key, what a user is told of it) of everything in which two fingerprints differ."""
-    for key in {**now, **before}:
-        was, ours = before.get(key), now.get(key)
-        if was != ours:
-            plain = not isinstance(was, dict) and not isinstance(ours, dict) and key not in ("data.train", "model")
-            yield key, f"{key}={ours}, but it was {was}" if plain else f"{key} is not what it was"
+def differences(before: dict[str, Any], now: dict[str, Any], run: Run) -> Iterator[tuple[str, str]]:
+    """(key, what a user is told of it) of everything in which two fingerprints, `now` that of `run`, differ.
+
+    What one of them lacks stands at its default there: a record knows nothing of an option that is younger. The model's
+    special tokens may change, for no loss depends on them.
+    """
+    was, ours = dict(_leaves(before)), dict(_leaves(now))
+    for key in sorted({**ours, **was}, key="model.shapes".__eq__):  # last: a value tells more
+        if key.startswith("model.config.") and key.rpartition(".")[2] in KINDS:
+            continue
+        if (key not in was or key not in ours) and (default := _default(run, key)) is not None:
+            was.setdefault(key, *default)
+            ours.setdefault(key, *default)
+        if key not in was:
+            yield key, f"{key}={ours[key]}, but it was not set"
+        elif key not in ours:
+            yield key, f"{key} is not set, but it was {was[key]}"
+        elif was[key] != ours[key]:
+            yield key, f"{key} is not what it was" if key in HASHES else f"{key}={ours[key]}, but it was {was[key]}"
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a fingerprint; lists and shapes are values."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and key not in HASHES:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _default(run: Run, key: str) -> tuple[Any] | None:
+    """The default of `key` of a fingerprint; None where it has none."""
+    section, _, name = key.partition(".")
+    if section == "objective":
+        found, key = type(run.objective).model_construct().model_dump(mode="json"), name
+    elif key.startswith("model.config."):
+        found = dict(_leaves(settings_of(type(run.model.config)()), "model.config."))
+    else:
+        found = {LEFT_OUT: 0, **dict(_leaves(Config().model_dump(mode="json")))}
+    return (found[key],) if key in found else None

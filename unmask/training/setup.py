@@ -36,6 +36,8 @@ from unmask.training.schedules import schedules
 if TYPE_CHECKING:
     from unmask.rows import Document
 
+#: In a fingerprint: chunks of documents that teach nothing and are not trained on.
+LEFT_OUT = "data.parts_left_out"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -112,6 +114,7 @@ class Run:
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
+        model = {"config": settings_of(self.model.config), "dtype": self.config.model.dtype, "shapes": self.shapes}
         return {
             "objective.name": self.config.objective.chosen,
             **{f"objective.{name}": value for name, value in self.objective.model_dump(mode="json").items()},
@@ -120,9 +123,10 @@ class Run:
             "data.pack_tokens": self.config.data.pack_tokens,
             "data.long_documents": self.config.data.long_documents,
             "data.train": data_hash(self.packs),
+            LEFT_OUT: sum(source.packs.silent for source in self.packs.sources),
             "optimizer.name": self.config.optimizer.name,
             "optimizer.state": self.config.optimizer.state,
-            "model": {"config": _settings(self.model), "dtype": self.config.model.dtype, "shapes": self.shapes},
+            "model": model,
             **({"model.lora": self.config.model.lora.model_dump(mode="json")} if self.config.model.lora.rank else {}),
         }
 
@@ -238,10 +242,10 @@ def balanced(run: Run) -> list[int]:
     return stages.balanced(each, parallel.pipeline_stages * parallel.virtual, first, last)
 
 
-def _settings(model: Any) -> dict[str, Any]:
-    """The model's configuration as JSON keeps it, without what does not change the function it computes."""
+def settings_of(config: Any) -> dict[str, Any]:
+    """A model's configuration as JSON keeps it, without what does not change the function it computes."""
     passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache", ORIGIN)
-    fields = {key: value for key, value in model.config.to_dict().items() if key not in passing}
+    fields = {key: value for key, value in config.to_dict().items() if key not in passing}
     return json.loads(json.dumps(fields, default=str))
 
 
