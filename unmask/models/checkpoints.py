@@ -84,6 +84,15 @@ def newest(run: Path, step: int | None = None) -> Path | None:
     return step_folder(run, steps[-1] if step is None else step)
 
 
+def step_of(path: Path) -> Path | None:
+    """The folder of a step that a path stands for: a run's newest, RUN/best, or itself; None for any other path."""
+    if not path.is_dir():
+        return None
+    if path.name == BEST and path.is_symlink():
+        path = path.parent / path.readlink()
+    return path if (path / "state.json").exists() or _NAME.fullmatch(path.name) else newest(path)
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
@@ -246,9 +255,7 @@ def _opened(
         missing = folder.name == BEST and folder.parent.is_dir()
         hint = ": the run keeps its best only with checkpoint.best=true, after an evaluation" if missing else ""
         raise UserError(f"{path}: no such checkpoint folder{hint or fetching(path)}")
-    if folder.name == BEST and folder.is_symlink():
-        folder = folder.parent / folder.readlink()
-    step = folder if (folder / "state.json").exists() or _NAME.fullmatch(folder.name) else newest(folder)
+    step = step_of(folder)
     if step is not None:
         return _used_as(_open_step(step, device, dtype, ema), objective, str(folder))
     whole = (folder / "config.json").exists()
@@ -306,6 +313,20 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     settings = config.model if config.model.lora.rank else None
     opened = OpenModel(model, tokenizer, mask, objective.at(state["step"], state["steps"]), settings)
     return opened._replace(source=config.model.name)
+
+
+def stored_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of one step as it was saved, to train it further; UserError for a damaged one, and for adapters."""
+    verify(folder)
+    settings = Config.load(folder / "config.yaml").model
+    if settings.lora.rank:
+        raise UserError(
+            f"model.name={folder}: holds adapters beside its model: export it (`unmask export {folder} FOLDER`) and "
+            f"name that folder"
+        )
+    model = empty_model(folder / "hf", getattr(torch, settings.dtype))
+    load_weights(model, folder)
+    return model.to(dtype)  # type: ignore[return-value]
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:

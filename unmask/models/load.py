@@ -141,7 +141,11 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
         folder, options["gguf_file"] = path.parent, path.name
         options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
-        raise UserError(f"model.name={path}: no config.json in this folder")
+        from unmask.models.checkpoints import step_of, stored_model  # which open what is made here
+
+        if (step := step_of(path)) is None:
+            raise UserError(f"model.name={path}: no config.json in this folder, and it is no run with a checkpoint")
+        return stored_model(step, dtype)
     elif (family := family_of(raw := _read(path), path / "config.json")) is not None:
         return open_folder(path, family, raw, dtype, deferred)
     else:
@@ -343,6 +347,7 @@ def own_tokenizer(path: Path) -> Any:
             return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **options)
         except Exception as error:  # whatever transformers and gguf raise for a damaged file
             raise UserError(f"{path}: no tokeniser can be read from it: {_first_line(error)}") from error
+    path = path / "hf" if (path / "state.json").exists() else path
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
     return open_tokenizer(path)

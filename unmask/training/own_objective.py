@@ -14,7 +14,7 @@ from typing import Any
 from unmask.config import Config, ObjectiveConfig
 from unmask.errors import UserError
 from unmask.hf import read_config
-from unmask.models.checkpoints import newest, state_of, taking_up
+from unmask.models.checkpoints import state_of, step_of, taking_up
 from unmask.models.trained import also, objective_of
 from unmask.objectives import Objective, build, described, name_of, objectives, rebuild
 
@@ -77,7 +77,7 @@ def _own(name: str | None) -> tuple[Objective | None, tuple[str, ...]]:
     folder = Path(name) if name is not None else None
     if folder is None or not folder.is_dir():
         return None, ()
-    step = folder if (folder / "state.json").is_file() else newest(folder)
+    step = step_of(folder)
     if step is not None:
         trained = Config.load(step / "config.yaml").objective.chosen
         with taking_up(step):

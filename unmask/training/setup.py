@@ -21,7 +21,7 @@ from unmask.errors import UserError
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
 from unmask.models.check import check_positions
-from unmask.models.checkpoints import newest
+from unmask.models.checkpoints import newest, step_of
 from unmask.models.families import ORIGIN
 from unmask.models.families.deferred import Deferred
 from unmask.objectives import Objective
@@ -134,6 +134,7 @@ class Run:
 def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
     config.parallel.refuse_unsupported()
+    config, of_run = _of_run(config)
     config, said = own_objective.chosen(config)
     objective = build_objective(config.objective.chosen, config.objective.options())
     _check_precision(config)
@@ -208,8 +209,18 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         steps=steps,
         shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
         deferred=deferred,
-        said=said,
+        said=[*of_run, *said],
     )
+
+
+def _of_run(config: Config) -> tuple[Config, list[str]]:
+    """The config with the step that a run's folder stands for as its model, and what should be said of that."""
+    name = config.model.name
+    step = None if name is None else step_of(Path(name))
+    if step is None or str(step) == name:
+        return config, []
+    model = config.model.model_copy(update={"name": str(step)})
+    return config.model_copy(update={"model": model}), [f"model.name={name}: a run, whose model at {step} is taken"]
 
 
 def _check_precision(config: Config) -> None:
@@ -306,7 +317,7 @@ def _tokenizer(config: Config, sources: list[Any]) -> Any:
         raise UserError(
             f"model.name={model}: no such folder or file (models are loaded from disk, not from a hub){fetching(model)}"
         )
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "hf/tokenizer_config.json")
     return load_tokenizer(model) if model.is_file() or any((model / file).exists() for file in files) else None
 
 
