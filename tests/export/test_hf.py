@@ -142,3 +142,27 @@ def test_dtype(tmp_path):
     write(opened(), tmp_path / "model")
     export(tmp_path / "model", tmp_path / "half", dtype="bfloat16")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("with_tokenizer", [False, True])
+def test_a_model_that_masks_nothing_goes_back_bit_for_bit(with_tokenizer, tmp_path):
+    """A folder of somebody's, autoregressive, without a mask token: nothing was trained, so no row is added."""
+    from safetensors.torch import load_file
+
+    model, _ = tiny()
+    model.config.mask_token_id = None
+    model.float().save_pretrained(tmp_path / "theirs")
+    if with_tokenizer:
+        tokenizer = train_tokenizer(["some text"], 300, tmp_path / "tokenizer")
+        tokenizer.mask_token = None
+        model.resize_token_embeddings(len(tokenizer) - 1, mean_resizing=False)
+        model.save_pretrained(tmp_path / "theirs")
+        tokenizer.save_pretrained(tmp_path / "theirs")
+    export(tmp_path / "theirs", tmp_path / "ours", objective="ar")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=0)
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config.get("mask_token_id") is None and config["vocab_size"] == len(before["model.embed_tokens.weight"])
+    assert open_model(tmp_path / "ours").mask_token_id is None

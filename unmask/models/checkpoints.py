@@ -326,7 +326,7 @@ def stored_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     model = empty_model(folder / "hf", getattr(torch, settings.dtype))
     load_weights(model, folder)
-    return model.to(dtype)  # type: ignore[return-value]
+    return model.to(dtype)
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
@@ -385,7 +385,8 @@ def _open_exported(
         )
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     settings = {"name": str(folder), "dtype": kept, "mask_token_id": mask_token_id}
-    model, tokenizer, mask = load(ModelConfig.model_validate(settings), device=device)
+    masked = objective.places_mask or mask_token_id is not None or config.get("mask_token_id") is not None
+    model, tokenizer, mask = load(ModelConfig.model_validate(settings), device=device, masked=masked)
     opened = OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
     return opened._replace(notes=tuple(_notes(where, config, opened, recorded, asked)))
 

@@ -52,12 +52,14 @@ def load(
     device: str | torch.device = "cpu",
     vocab_size: int | None = None,
     deferred: Deferred | None = None,
+    masked: bool = True,
 ) -> LoadedModel:
     """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
 
     vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
-    function of `seed`. deferred: takes note of the weights of a folder that are read later. UserError: no such folder,
-    unknown type or key, attention that bypasses the interface.
+    function of `seed`. deferred: takes note of the weights of a folder that are read later. masked: whether tokens will be
+    masked; else no mask token is added. UserError: no such folder, unknown type or key, attention that bypasses the
+    interface.
     """
     register()
     dtype = getattr(torch, config.dtype)
@@ -72,7 +74,7 @@ def load(
             "model: give model.name (a folder or .gguf file) or model.config (a transformers configuration)"
         )
     adapt(model)
-    mask_token_id = _mask_token(model, tokenizer, config)
+    mask_token_id = _mask_token(model, tokenizer, config) if masked else None
     lora.quantize(model, config.lora, device)
     if deferred is not None and deferred.names:
         deferred.move(model, device)
