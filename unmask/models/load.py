@@ -57,8 +57,8 @@ def load(
     """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
 
     vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
-    function of `seed`. deferred: takes note of the weights of a folder that are read later. masked: whether tokens will be
-    masked; else no mask token is added. UserError: no such folder, unknown type or key, attention that bypasses the
+    function of `seed`. deferred: takes note of the weights of a folder that are read later. masked: whether tokens will
+    be masked; else no mask token is added. UserError: no such folder, unknown type or key, attention that bypasses the
     interface.
     """
     register()
