@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,8 @@ STRATEGIES = {
 }
 
 
-def link_figures(size: int, rounds: int, length: int, show: bool) -> list[Figure]:
+def link_figures(size: int, rounds: int, length: int, show: bool) -> Iterator[Figure]:
     """Attention layers forward and backward at every ratio of transfer to compute."""
-    figures = []
     with Links(size) as links:
         ranks = Ranks(size, links)
         skipped = {"context, ulysses"} if ATTENTION["heads"] % size or size > 4 else set()
@@ -148,9 +148,8 @@ def link_figures(size: int, rounds: int, length: int, show: bool) -> list[Figure
         compute = statistics.median(ranks.seconds("compute only") for _ in range(3))
         sent = max(answer["sent"] for answer in ranks.ask("run", "context"))
         for ratio in RATIOS:
-            figures += _at_ratio(ranks, links, names, (ratio, compute, sent, rounds, show))
+            yield from _at_ratio(ranks, links, names, (ratio, compute, sent, rounds, show))
         ranks.close()
-    return figures
 
 
 def quiet_rounds(ranks: Ranks, names: list[str], rounds: int) -> dict[str, list[float]]:
@@ -231,9 +230,8 @@ def _at_ratio(
     return figures
 
 
-def step_figures(size: int, rounds: int, length: int) -> list[Figure]:
+def step_figures(size: int, rounds: int, length: int) -> Iterator[Figure]:
     """Whole training steps at r = 0.5 and 1."""
-    figures = []
     with Links(size) as links:
         ranks = Ranks(size, links)
         names = ("context, overlap", "csbp, overlap", "compute only")
@@ -255,9 +253,8 @@ def step_figures(size: int, rounds: int, length: int) -> list[Figure]:
             over = statistics.median(
                 a / b for a, b in zip(taken["context, overlap"], taken["csbp, overlap"], strict=True)
             )
-            figures.append(Figure(f"P={size}: whole step at nominal r={ratio}, csbp over context", over, 1.0, ">="))
+            yield Figure(f"P={size}: whole step at nominal r={ratio}, csbp over context", over, 1.0, ">=")
         ranks.close()
-    return figures
 
 
 def balance_figures(rounds: int) -> list[Figure]:
@@ -354,15 +351,18 @@ def scaling_figures(rounds: int) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=["bytes", "links", "steps", "balance", "memory", "scaling"])
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--length", type=int, default=4096)
     options = parser.parse_args()
-    figures: list[Figure] = []
+    return report(figures(options), options.json)
+
+
+def figures(options: argparse.Namespace) -> Iterator[Figure]:
     if "bytes" in options.only:
-        figures += byte_figures()
+        yield from byte_figures()
     reason = missing()
     for part, measure in (("links", link_figures), ("steps", step_figures)):
         if part not in options.only:
@@ -372,14 +372,13 @@ def main() -> int:
             continue
         for size in options.ranks:
             extra = (not options.json,) if part == "links" else ()
-            figures += measure(size, options.rounds, options.length, *extra)
+            yield from measure(size, options.rounds, options.length, *extra)
     if "balance" in options.only:
-        figures += balance_figures(options.rounds)
+        yield from balance_figures(options.rounds)
     if "memory" in options.only:
-        figures += memory_figures()
+        yield from memory_figures()
     if "scaling" in options.only:
-        figures += scaling_figures(options.rounds)
-    return report(figures, options.json)
+        yield from scaling_figures(options.rounds)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -182,6 +183,7 @@ def _peak() -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; this process ends with its input
     rank = Rank()
     for line in sys.stdin:
         command = json.loads(line)

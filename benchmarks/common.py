@@ -10,10 +10,11 @@ import argparse
 import json
 import multiprocessing
 import resource
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,32 +33,54 @@ class Figure:
         return self.value >= self.goal if self.sense == ">=" else self.value <= self.goal
 
 
-def report(figures: list[Figure], as_json: bool) -> int:
-    """Print the figures (a table, or JSON); returns the exit code: 1 when one does not hold."""
-    if as_json:
-        print(json.dumps([{**asdict(figure), "holds": figure.holds} for figure in figures], indent=1))
-    else:
-        width = max(len(figure.figure) for figure in figures)
+def shown(lines: Iterable[str]) -> int:
+    """Print each line when it is there; the exit code: 130 after Ctrl-C, which leaves what was printed."""
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        print("stopped: the lines above are what was measured", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def report(figures: Iterable[Figure], as_json: bool) -> int:
+    """Print each figure when it is measured, a line of a table or of JSON; the exit code: 1 when one does not hold."""
+    missed = []
+
+    def lines() -> Iterator[str]:
         for figure in figures:
-            verdict = "ok" if figure.holds else "MISSED"
-            print(f"{figure.figure:<{width}}  {figure.value:8.3f}  {figure.sense} {figure.goal:<6g} {verdict}")
-    return 0 if all(figure.holds for figure in figures) else 1
+            if not figure.holds:
+                missed.append(figure)
+            if as_json:
+                yield json.dumps({**asdict(figure), "holds": figure.holds})
+            else:
+                verdict = "ok" if figure.holds else "MISSED"
+                yield f"{figure.value:8.3f}  {figure.sense} {figure.goal:<6g}  {verdict:<6}  {figure.figure}"
+
+    return shown(lines()) or int(bool(missed))
 
 
-def run_cases(text: str | None, cases: dict[str, Callable[[int], list[Figure]]], rounds: int, counted: str) -> int:
+#: Of a benchmark of several: measures with so many rounds.
+Measure = Callable[[int], Iterable[Figure]]
+
+
+def run_cases(text: str | None, cases: dict[str, Measure], rounds: int, counted: str) -> int:
     """The command line of a benchmark of several cases; text: its help; rounds: of what is `counted`."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"counted {counted}")
     parser.add_argument("--only", nargs="*", choices=list(cases), help="run these cases")
     arguments = parser.parse_args()
-    figures = []
-    start = time.perf_counter()
-    for name in arguments.only or cases:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        figures += cases[name](arguments.rounds)
-        print(f"{name} done after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    return report(figures, arguments.json)
+
+    def figures() -> Iterator[Figure]:
+        start = time.perf_counter()
+        for name in arguments.only or cases:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            yield from cases[name](arguments.rounds)
+            print(f"{name} done after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+
+    return report(figures(), arguments.json)
 
 
 class Worker:
@@ -110,6 +133,7 @@ def ratio(slow: Worker, fast: Worker) -> float:
 
 
 def _serve(pipe: Any, make: Callable[..., Callable[[], Any]], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends this process
     step = make(*arguments)
     pipe.send(getattr(step, "facts", {}))
     while pipe.recv() == "step":

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,12 @@ def main() -> int:
     parser.add_argument("--objective", default="fast_dllm_v2", help="as `unmask convert` takes it")
     parser.add_argument("--block-size", type=int, default=8)
     parser.add_argument("--out", type=Path, help="keep the converted model and the run here")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     arguments = parser.parse_args()
+    return report(figures(arguments), arguments.json)
+
+
+def figures(arguments: argparse.Namespace) -> Iterator[Figure]:
     from unmask.convert import recipe_of
 
     objective = recipe_of(arguments.objective, arguments.block_size, None)
@@ -147,18 +152,18 @@ def main() -> int:
         for name, its in (("ar", {"name": "ar"}), ("diffusion", objective)):
             seconds, tokens = train(settings(model, folder, Path(scratch) / f"rate-{name}", its, RATED + 1))
             rates[name] = seconds, tokens * rows_per_token(model, folder, its) / seconds
+        rate = rates["diffusion"][1] / rates["ar"][1]
+        yield Figure("rows a second, conversion over autoregressive", rate, 0.9, ">=")
         steps = max(2, round(60 * arguments.minutes / rates["diffusion"][0]))
         train(settings(model, folder, folder / "run", objective, steps))
         found["after"] = measure(folder / "run", folder)
     print(json.dumps({"steps": steps, "seconds a step": rates["diffusion"][0], **found}, indent=1), file=sys.stderr)
     before, after = found["before"], found["after"]
-    figures = [
-        Figure("rows a second, conversion over autoregressive", rates["diffusion"][1] / rates["ar"][1], 0.9, ">="),
+    yield from (
         Figure("bound after, nats per token, below the one before", after["bound"], before["bound"], "<="),
         Figure("next-token nats after, at most 1 above those before", after["ar"], before["ar"] + 1, "<="),
         Figure("infilling: share of tokens as in the original", after["infilling"], before["infilling"], ">="),
-    ]
-    return report(figures, arguments.json)
+    )
 
 
 if __name__ == "__main__":

@@ -13,17 +13,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import Figure, run_cases
+from common import Figure, Measure, run_cases
 
 PROCESSES, REPEATS, BATCH = 2, 3, 1024
 PACK = 4096
@@ -47,7 +48,7 @@ def packs(lengths: Any) -> Any:
     return Packs(Dataset(np.zeros(offsets[-1], np.uint16), None, offsets), PACK)
 
 
-def fill(rounds: int) -> list[Figure]:
+def fill(rounds: int) -> Iterator[Figure]:
     import numpy as np
 
     from unmask.data import dataset_from, stdlib_corpus
@@ -56,16 +57,14 @@ def fill(rounds: int) -> list[Figure]:
     start = time.perf_counter()
     mixed = packs(drawn)
     seconds = time.perf_counter() - start
+    yield Figure(f"fill at {PACK}: lognormal lengths, median 600", mixed.fill, 0.98, ">=")
+    yield Figure("seconds to pack 20,000 documents", seconds, 0.1, "<=")
     library = packs(dataset_from(stdlib_corpus()[0], tokenizer()).lengths)
+    yield Figure(f"fill at {PACK}: the standard library", library.fill, 0.98, ">=")
     many = np.random.default_rng(0).lognormal(np.log(600), 1.0, 1_000_000).astype(int) + 1
     start = time.perf_counter()
     packs(many)
-    return [
-        Figure(f"fill at {PACK}: lognormal lengths, median 600", mixed.fill, 0.98, ">="),
-        Figure(f"fill at {PACK}: the standard library", library.fill, 0.98, ">="),
-        Figure("seconds to pack 20,000 documents", seconds, 0.1, "<="),
-        Figure("seconds to pack 1,000,000 documents", time.perf_counter() - start, 5.0, "<="),
-    ]
+    yield Figure("seconds to pack 1,000,000 documents", time.perf_counter() - start, 5.0, "<=")
 
 
 def mixing(rounds: int) -> list[Figure]:
@@ -88,6 +87,7 @@ def mixing(rounds: int) -> list[Figure]:
 
 def raw(pipe: Any, saved: str, path: str, part: int) -> None:
     """In a process of its own: encode every PROCESSES-th batch of a file's texts, each time it is told to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends this process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from tokenizers import Tokenizer
 
@@ -172,13 +172,12 @@ def opening(rounds: int) -> list[Figure]:
     ]
 
 
-def loading(rounds: int) -> list[Figure]:
+def loading(rounds: int) -> Iterator[Figure]:
     """What a step of a small model waits for its packs and their rows: 4 layers of width 256, packs of 2,048 tokens."""
     from unmask import Config, Trainer
 
     shape = {"model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
     shape |= {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 768, "tie_word_embeddings": True}
-    figures = []
     for objective in ("block_diffusion", "mdlm"):
         with TemporaryDirectory() as folder:
             data = {"train": str(ten_million(Path(folder))), "pack_tokens": 2048}
@@ -195,11 +194,10 @@ def loading(rounds: int) -> list[Figure]:
 
             Trainer(config=Config.parse(tree), callbacks=[watch]).train()
             share = (waited[-1] - waited[1]) / (at[-1] - at[1])
-        figures.append(Figure(f"{objective}: share of a step that waits for data", share, 0.01, "<="))
-    return figures
+        yield Figure(f"{objective}: share of a step that waits for data", share, 0.01, "<=")
 
 
-CASES: dict[str, Callable[[int], list[Figure]]] = {
+CASES: dict[str, Measure] = {
     "fill": fill,
     "mixing": mixing,
     "tokenising": tokenising,

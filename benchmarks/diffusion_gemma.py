@@ -19,14 +19,19 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import shown
 
 from unmask.config import ModelConfig
 from unmask.models import RowModel, load
@@ -110,7 +115,7 @@ def seconds(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, flo
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--canvases", type=int, default=16)
     parser.add_argument("--canvas", type=int, default=32)
@@ -118,6 +123,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    return shown(json.dumps(each) if given.json else sentence(each) for each in measured(given))
+
+
+def sentence(each: dict[str, Any]) -> str:
+    return (
+        f"{each['pass']:17} {each['work']:.2f} times the rows; joint {each['joint']:.3f} s, one at a time "
+        f"{each['by_canvas']:.3f} s: {each['speedup_by_canvas']:.2f}x, with one cache {each['cached']:.3f} s: "
+        f"{each['speedup_cached']:.2f}x"
+    )
+
+
+def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What is printed of a joint step with one pass, and of one with self-conditioning."""
     from transformers import DiffusionGemmaForBlockDiffusion
 
     config = {"model_type": "diffusion_gemma", "text_config": TEXT, "vision_config": VISION, "image_token_id": 4095}
@@ -128,7 +146,6 @@ def main() -> None:
     length = given.prompt + given.canvases * given.canvas
     token = np.random.default_rng(0).integers(2, 4000, length)
     document = Document(token, np.arange(length) >= given.prompt)
-    found: dict[str, Any] = {"canvases": given.canvases, "canvas": given.canvas, "prompt": given.prompt}
     for name, probability in (("one pass", 0.0), ("self-conditioned", 1.0)):
         objective = build("diffusion_gemma", {"self_conditioning": probability}).bind(model, None, None)
         rows = objective.rows([document], 0)
@@ -149,17 +166,12 @@ def main() -> None:
         loss = joint()
         difference = max(abs(step() / loss - 1) for step in steps.values())
         taken = seconds(steps, given.rounds)
-        found[name] = {**taken, "work": work(document, rows, probability > 0), "relative_loss_difference": difference}
-        found[name] |= {f"speedup_{key}": taken[key] / taken["joint"] for key in ("by_canvas", "cached")}
-    if given.json:
-        print(json.dumps(found))
-        return
-    for name in ("one pass", "self-conditioned"):
-        each = found[name]
-        print(f"{name:17} {each['work']:.2f} times the rows; joint {each['joint']:.3f} s, ", end="")
-        print(f"one at a time {each['by_canvas']:.3f} s: {each['speedup_by_canvas']:.2f}x, ", end="")
-        print(f"with one cache {each['cached']:.3f} s: {each['speedup_cached']:.2f}x")
+        yield {
+            "pass": name, "canvases": given.canvases, "canvas": given.canvas, "prompt": given.prompt, **taken,
+            "work": work(document, rows, probability > 0), "relative_loss_difference": difference,
+            **{f"speedup_{key}": taken[key] / taken["joint"] for key in ("by_canvas", "cached")},
+        }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

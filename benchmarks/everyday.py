@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,24 +107,24 @@ def run(steps: int, asynchronous: bool) -> Clock:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     parser.add_argument("--steps", type=int, default=12, help="of each of the two runs")
     arguments = parser.parse_args()
-    clocks = {}
-    for name, asynchronous in (("at once", False), ("in the background", True)):
-        print(f"checkpoints {name} ...", file=sys.stderr, flush=True)
-        clocks[name] = run(arguments.steps, asynchronous)
-    plain = clocks["at once"]
-    stalls = {name: clock.seconds("save") for name, clock in clocks.items()}
-    figures = [
-        Figure("averaged weights: share of a step", plain.share("ema"), 0.01, "<="),
-        Figure("noise scale: share of a step", plain.share("noise"), 0.01, "<="),
-        Figure("loss by level: share of a step", plain.share("levels"), 0.01, "<="),
-        Figure("checkpoint at once: seconds of stall", stalls["at once"], 2.0, "<="),
-        Figure("checkpoint in the background: seconds of stall", stalls["in the background"], 0.2, "<="),
-        Figure("the second over the first", stalls["in the background"] / stalls["at once"], 0.2, "<="),
-    ]
-    return report(figures, arguments.json)
+    return report(figures(arguments.steps), arguments.json)
+
+
+def figures(steps: int) -> Iterator[Figure]:
+    print("checkpoints at once ...", file=sys.stderr, flush=True)
+    plain = run(steps, False)
+    yield Figure("averaged weights: share of a step", plain.share("ema"), 0.01, "<=")
+    yield Figure("noise scale: share of a step", plain.share("noise"), 0.01, "<=")
+    yield Figure("loss by level: share of a step", plain.share("levels"), 0.01, "<=")
+    stall = plain.seconds("save")
+    yield Figure("checkpoint at once: seconds of stall", stall, 2.0, "<=")
+    print("checkpoints in the background ...", file=sys.stderr, flush=True)
+    beside = run(steps, True).seconds("save")
+    yield Figure("checkpoint in the background: seconds of stall", beside, 0.2, "<=")
+    yield Figure("the second over the first", beside / stall, 0.2, "<=")
 
 
 if __name__ == "__main__":

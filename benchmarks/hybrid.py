@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,12 @@ def train(rank: int, size: int, port: int, sizes: dict[str, int], rounds: int, p
             shutil.rmtree(path, ignore_errors=True)
 
 
-def saving(rounds: int) -> list[Figure]:
+def saving(rounds: int) -> Iterator[Figure]:
     """What checkpoints in the background add to a run: of an interval's two halves, that with the save over the other.
 
     The half that begins with a save has the copy, and the writing beside its steps; half of the difference is the
     interval's.
     """
-    found = []
     for name, sizes in SAVED.items():
         ranks, port = max([1, *sizes.values()]), free_port()
         pipes, processes = [], []
@@ -163,8 +162,7 @@ def saving(rounds: int) -> list[Figure]:
             with_save, without = (ended[save + (k + 1) * half] - ended[save + k * half] for k in (0, 1))
             shares.append((with_save - without) / (2 * without))
         what = f"saving in the background: part of the time of {INTERVAL} steps, {name}"
-        found.append(Figure(what, statistics.median(shares), 0.05, "<="))
-    return found
+        yield Figure(what, statistics.median(shares), 0.05, "<=")
 
 
 def free_port() -> int:

@@ -101,7 +101,7 @@ def bubbles(rounds: int) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     return report(bubbles(options.rounds), options.json)

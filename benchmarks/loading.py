@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,8 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def memory(rounds: int) -> list[Figure]:
+def memory(rounds: int) -> Iterator[Figure]:
     """Peaks over the model's own bytes and 1.3 of its largest shard."""
-    found = []
     for name, (config, names) in LAYOUTS.items():
         with tempfile.TemporaryDirectory() as folder:
             shard = stored(Path(folder) / "in", config, names)
@@ -170,13 +170,11 @@ def memory(rounds: int) -> list[Figure]:
                 loading, writing, model = map(int, done.stdout.split())
                 allowed = model + 1.3 * shard
                 worst = [max(worst[0], loading / allowed), max(worst[1], writing / allowed)]
-        found.append(Figure(f"{name}: peak of loading over the model and 1.3 of a shard", worst[0], 1.0, "<="))
-        found.append(Figure(f"{name}: peak of writing over the same", worst[1], 1.0, "<="))
-    return found
+        yield Figure(f"{name}: peak of loading over the model and 1.3 of a shard", worst[0], 1.0, "<=")
+        yield Figure(f"{name}: peak of writing over the same", worst[1], 1.0, "<=")
 
 
-def divided(rounds: int) -> list[Figure]:
-    found = []
+def divided(rounds: int) -> Iterator[Figure]:
     for name, (config, names) in LAYOUTS.items():
         with tempfile.TemporaryDirectory() as folder:
             shard, worst = stored(Path(folder) / "in", config, names, layers=2), 0.0
@@ -192,8 +190,7 @@ def divided(rounds: int) -> list[Figure]:
                 for rank in ranks:
                     loading, share = map(int, rank.communicate()[0].split())
                     worst = max(worst, loading / (share + 1.3 * shard))
-        found.append(Figure(f"{name}: peak of a rank of two over its share and 1.3 of a shard", worst, 1.0, "<="))
-    return found
+        yield Figure(f"{name}: peak of a rank of two over its share and 1.3 of a shard", worst, 1.0, "<=")
 
 
 if __name__ == "__main__":

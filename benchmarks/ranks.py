@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -88,6 +89,7 @@ def _serve(rank: int, size: int, store: str, pipe: Any, make: Callable[..., dict
         RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
         TORCH_CPP_LOG_LEVEL="ERROR",
     )  # fmt: skip
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends this process
     import torch
     import torch.distributed as dist
 

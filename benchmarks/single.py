@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import Figure, Worker, interleave, ratio, run_cases
+from common import Figure, Measure, Worker, interleave, ratio, run_cases
 
 SHAPE = {
     "model_type": "qwen3",
@@ -220,7 +220,7 @@ def long_context() -> list[Figure]:
     return [Figure("L=32768 with checkpointing: peak memory in GB", worker.peak_bytes / 1e9, 6.0, "<=")]
 
 
-CASES: dict[str, Callable[[int], list[Figure]]] = {
+CASES: dict[str, Measure] = {
     "2048": lambda rounds: against_conventional(Case(2048), 2.5, 0.65, rounds),
     "8192": lambda rounds: against_conventional(Case(8192), 4.0, 0.30, rounds),
     "8192-prompt": lambda rounds: against_conventional(Case(8192, prompt=0.75), 5.5, 0.20, rounds),

@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,11 +87,14 @@ def cost(names: list[str], folder: Path, record: dict[str, Any], count: int, pau
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print each figure as a line of JSON")
     parser.add_argument("--records", type=int, default=30, help="records sent to each tracker")
     parser.add_argument("--only", nargs="*", choices=["jsonl", *TRACKERS], help="measure these")
     arguments = parser.parse_args()
-    figures = []
+    return report(figures(arguments), arguments.json)
+
+
+def figures(arguments: argparse.Namespace) -> Iterator[Figure]:
     with TemporaryDirectory() as folder:
         os.environ["TRACKIO_DIR"] = str(Path(folder) / "trackio")
         records, step = training(Path(folder) / "run")
@@ -99,10 +103,9 @@ def main() -> int:
             names = [] if name == "jsonl" else [name]
             waited, taken = cost(names, Path(folder) / name, records[-1], arguments.records, step)
             title = "log and console" if name == "jsonl" else f"log, console and {name}"
-            figures.append(Figure(f"{title}: waits, share of a step", waited / step, GOAL, "<="))
+            yield Figure(f"{title}: waits, share of a step", waited / step, GOAL, "<=")
             share = taken / (step * (os.cpu_count() or 1))
-            figures.append(Figure(f"{title}: processor time, share of a step", share, GOAL, "<="))
-    return report(figures, arguments.json)
+            yield Figure(f"{title}: processor time, share of a step", share, GOAL, "<=")
 
 
 if __name__ == "__main__":
