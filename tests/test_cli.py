@@ -105,7 +105,7 @@ def test_dry_run_plans_and_writes_nothing(settings):
         (["checkpoint.step=7"], "no checkpoint of step 7"),
         (["checkpoint.path="], "checkpoint.path=None: "),
         (["checkpoint.path=''"], "checkpoint.path='': "),
-        (["optimizer.learning_rate=inf"], "optimizer.learning_rate=inf: input should be a finite number"),
+        (["optimizer.learning_rate=.inf"], "optimizer.learning_rate=inf: input should be a finite number"),
         (["training.clip=.nan"], "training.clip=nan: input should be a finite number"),
         (["training.steps=true"], "training.steps: True is no number"),
         (["schedule.warmup=4"], "schedule.warmup=4 is longer than the run, which has 3 steps"),
@@ -179,7 +179,7 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
         (["--prompt-ids", "3", "--suffix", "y"], "give prompt and suffix as text"),
         (["--prompt", "text"], "this model has no tokeniser"),
         (["length"], "'length' is not of the form option=value, such as length=64"),
-        (["temperature=inf"], "temperature=inf: input should be a finite number"),
+        (["temperature=.inf"], "temperature=inf: input should be a finite number"),
     ]:
         code, out, err = unmask("sample", run, *arguments)
         assert code == 2 and out == "" and err.count("\n") == 1 and sentence in err
