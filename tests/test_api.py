@@ -28,7 +28,7 @@ def trained(path, *data, **options):
         (lambda path: Trainer(parallel_config={}), "parallel_config is a ParallelConfig, not {}"),
         (lambda path: Trainer(3), "the path of a model (model_name) is text or a pathlib.Path, not 3"),
         (lambda path: Trainer(checkpoint_path=3), "the path of a run (checkpoint_path) is text"),
-        (lambda path: Trainer(callbacks=print), "callbacks is a list of functions"),
+        (lambda path: Trainer(callbacks=print), "callbacks is a list of functions and unmask.Callback objects"),
         (lambda path: Trainer(checkpoint_path="").train(documents()), "checkpoint.path=''"),
         (lambda path: Trainer(checkpoint_path=path).train(documents()), "give model.name (a folder or .gguf file)"),
         (lambda path: Trainer(checkpoint_path=path).train(), "nothing to train on"),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from unmask.errors import UserError
     from unmask.models.checkpoints import open_model as load
     from unmask.sampling import sample, stream
+    from unmask.training.callbacks import Callback
     from unmask.training.trainer import Trainer
 
 # Where torchao is installed transformers imports it, and it would tell at every start which libraries of its own it
@@ -20,6 +21,7 @@ for _noisy in ("torchao", "torch.utils._pytree"):
 
 #: name -> where it lives; imported when first asked for, so that `import unmask` costs nothing.
 _PUBLIC = {
+    "Callback": "unmask.training.callbacks:Callback",
     "Config": "unmask.config:Config",
     "ParallelConfig": "unmask.config:ParallelConfig",
     "Trainer": "unmask.training.trainer:Trainer",
@@ -29,7 +31,7 @@ _PUBLIC = {
     "stream": "unmask.sampling:stream",
 }
 
-__all__ = ["Config", "ParallelConfig", "Trainer", "UserError", "load", "sample", "stream"]
+__all__ = ["Callback", "Config", "ParallelConfig", "Trainer", "UserError", "load", "sample", "stream"]
 
 
 def __getattr__(name: str) -> Any:

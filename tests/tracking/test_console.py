@@ -8,6 +8,7 @@ RECORD = {
     "step": 3,
     "steps": 10,
     "loss": 2.34567,
+    "nll": 1.98766,
     "tokens_per_second": 12345.6,
     "mfu": 0.614,
     "memory": 3 * 2**29,
@@ -24,7 +25,7 @@ def run(tmp_path, mode, records):
 
 
 def test_status_has_the_numbers():
-    assert status(RECORD) == "loss 2.3457  12,346 tokens/s  MFU 61 %  memory 1.50 GB"
+    assert status(RECORD) == "nll 1.9877  12,346 tokens/s  MFU 61 %  memory 1.50 GB"
     assert "MFU" not in status({**RECORD, "mfu": None})
     assert status({**RECORD, "skipped": True}).endswith("update skipped")
 
@@ -35,7 +36,7 @@ def test_outside_a_terminal_every_record_is_a_line(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
-    assert lines[0].startswith("step 3/10  loss 2.3457  12,346 tokens/s  MFU 61 %  memory 1.50 GB  ETA ")
+    assert lines[0].startswith("step 3/10  nll 1.9877  12,346 tokens/s  MFU 61 %  memory 1.50 GB  ETA ")
     assert lines[1] == "step 3: validation 2.0000 +- 0.1250 nats per token"
     assert lines[2] == "a sentence with [brackets]"
 
@@ -51,7 +52,7 @@ def test_live_display_shows_progress_and_eta(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     run(tmp_path, "rich", [RECORD])
     err = capsys.readouterr().err
-    assert "3/10" in err and "loss 2.3457" in err and "ETA" in err and "a sentence with [brackets]" in err
+    assert "3/10" in err and "nll 1.9877" in err and "ETA" in err and "a sentence with [brackets]" in err
 
 
 def test_none_is_silent(tmp_path, capsys):

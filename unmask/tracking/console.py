@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from unmask.terminal import shown
-from unmask.tracking import Record, Start
+from unmask.tracking import Record, Start, Tracker
 
 
 class ConsoleTracker:
-    """Progress, ETA, loss, tokens per second, MFU and memory; `log.console` is auto, rich, plain or none."""
+    """Progress, ETA, nll, tokens per second, MFU and memory; `log.console` is auto, rich, plain or none."""
 
     def __init__(self) -> None:
         self.console: Any = None
@@ -63,9 +64,18 @@ class ConsoleTracker:
         return timedelta(seconds=round(rate * (record["steps"] - record["step"])))
 
 
+def tell(trackers: Sequence[Tracker], lines: Sequence[str]) -> None:
+    """Sentences for the console alone."""
+    for tracker in trackers:
+        if isinstance(tracker, ConsoleTracker):
+            for line in lines:
+                tracker.message(line)
+
+
 def status(record: Record) -> str:
-    """The numbers of one step in a line."""
-    parts = [f"loss {record['loss']:.4f}", f"{record['tokens_per_second']:,.0f} tokens/s"]
+    """The numbers of one step in a line: the unweighted nll, which scatters less than the weighted loss."""
+    first = f"nll {record['nll']:.4f}" if record.get("nll") is not None else f"loss {record['loss']:.4f}"
+    parts = [first, f"{record['tokens_per_second']:,.0f} tokens/s"]
     if record.get("mfu") is not None:
         parts.append(f"MFU {100 * record['mfu']:.0f} %")
     parts.append(f"memory {record['memory'] / 2**30:.2f} GB")

@@ -20,6 +20,7 @@ from unmask.rows import Document, Rows, flops
 from unmask.training import setup
 from unmask.training.batches import micro_batches
 from unmask.training.footprint import footprint
+from unmask.training.opening import predicted
 from unmask.training.resume import continued
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
@@ -34,6 +35,8 @@ def plan(config: Config) -> dict[str, Any]:
     size = sum(parameter.numel() for parameter in run.model.parameters())
     batch = run.sampler.batch(0)
     micro = micro_batches(run.objective.at(0, run.steps), batch, config.training.seed, config.training.micro_batch)
+    step = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+    seconds = predicted(run, micro, step, processes(config.parallel))
     placed = placements(run, micro)
     first = {key: placed[0][1][key] for key in ("placement", "exchange")} if placed else {}
     ranks = {key: [sum(parts) for parts in zip(*(found[key] for _, found in placed), strict=True)] for key in PER_RANK}
@@ -58,6 +61,7 @@ def plan(config: Config) -> dict[str, Any]:
         "rows_first_step": sum(len(rows) for rows in micro),
         "labelled_first_step": sum(len(rows.labelled) for rows in micro),
         "flops_first_step": sum(flops(rows, run.row_model.shape) for rows in micro),
+        "seconds_predicted": seconds and round(seconds, 1),
         **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,

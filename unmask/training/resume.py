@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unmask.config import Config
+from unmask.config import Config, flat
 from unmask.errors import UserError
 from unmask.models import checkpoints as layout
 from unmask.models.special import KINDS
@@ -34,6 +34,29 @@ def continued(run: Run) -> Path | None:
             f"restore that, or start a new run in another checkpoint.path"
         )
     return folder
+
+
+#: Settings that change no number of a run.
+SILENT = ("checkpoint.", "log.", "parallel.", "training.device", "data.train", "data.validation")
+
+
+def changes(folder: Path, config: Config) -> list[str]:
+    """A line that names every setting with other effect than the checkpoint's own; nothing where there is none."""
+    try:
+        before = dict(flat(Config.load(folder / "config.yaml").model_dump(mode="json")))
+    except UserError as error:
+        return [f"its settings cannot be compared with those of now: {error}"]
+    now = dict(flat(config.model_dump(mode="json")))
+    changed = [
+        f"{key} {_value(before.get(key))} -> {_value(now.get(key))}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key) and not key.startswith(SILENT)
+    ]
+    return [f"changed since: {', '.join(changed)}"] if changed else []
+
+
+def _value(value: Any) -> str:
+    return "unset" if value is None else str(value)
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], run: Run) -> Iterator[tuple[str, str]]:

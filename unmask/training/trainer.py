@@ -27,11 +27,12 @@ from unmask.parallel import apply, data, launched, mesh, shard
 from unmask.parallel.pipeline import Pipeline
 from unmask.parallel.stages import layout_of, resolved
 from unmask.rows import Document, Rows
-from unmask.tracking import Record, Start, Tracker
+from unmask.tracking import Record, Start, Tracker, console
 from unmask.tracking.jsonl import reached
-from unmask.training import activations, optimizers, schedules, setup
+from unmask.training import activations, opening, optimizers, schedules, setup
 from unmask.training import record as records
 from unmask.training.batches import grouped, micro_batches
+from unmask.training.callbacks import Callback, Function, adopted
 from unmask.training.checkpoint import Best, Checkpoints
 from unmask.training.determinism import deterministic
 from unmask.training.ema import Ema
@@ -47,7 +48,7 @@ from unmask.training.mending import mend
 from unmask.training.noise_scale import NoiseScale, measurable
 from unmask.training.offload import Offload, Streams
 from unmask.training.profile import Profile
-from unmask.training.resume import continued
+from unmask.training.resume import changes, continued
 from unmask.training.scaling import SharedScaler
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter, memory
@@ -57,10 +58,6 @@ from unmask.training.summary import Summary
 if TYPE_CHECKING:
     from unmask.evaluation.bound import Bound
     from unmask.objectives import Objective
-
-#: Called after every step with the trainer and the step's record; it may call `trainer.stop()`, `trainer.message(...)`.
-Callback = Callable[["Trainer", Record], None]
-
 
 #: How to make what `Trainer` takes.
 MAKE_ONE: dict[type, str] = {
@@ -80,8 +77,8 @@ class Trainer:
     Trainer(config=Config.load("run.yaml")).train(). Explicit arguments win over the config's.
 
     model_name: a folder with config.json, or a .gguf file; checkpoint_path: the run's folder, from which an earlier
-    run is continued; callbacks: called after every step; repeat: another run that this one does again (`record.again`).
-    Bad input raises UserError, a sentence.
+    run is continued; callbacks: functions called after every step, or `unmask.Callback` objects; repeat: another run
+    that this one does again (`record.again`). Bad input raises UserError, a sentence.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class Trainer:
         parallel_config: ParallelConfig | None = None,
         checkpoint_path: str | Path | None = None,
         config: Config | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback | Function] = (),
         repeat: records.Repeat | None = None,
     ):
         for name, value, kind in (("config", config, Config), ("parallel_config", parallel_config, ParallelConfig)):
@@ -101,8 +98,7 @@ class Trainer:
             model_name = as_path(model_name, "a model (model_name)")
         if checkpoint_path is not None:
             checkpoint_path = str(checkpoint_path and as_path(checkpoint_path, "a run (checkpoint_path)"))
-        if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-            raise UserError(f"Trainer: callbacks is a list of functions, not {callbacks!r}")
+        self.callbacks = adopted(callbacks)
         self.repeat = repeat
         #: Why a launcher has started this run again.
         self.restarted: str | None = None
@@ -114,7 +110,6 @@ class Trainer:
         if parallel_config is not None:
             self.config = self.config.model_copy(update={"parallel": parallel_config})
         self.config.parallel.refuse_unsupported()
-        self.callbacks = list(callbacks)
 
     def train(
         self,
@@ -156,9 +151,10 @@ class Trainer:
         with ExitStack() as held:
             self.mesh.by_first(lambda: held.enter_context(alone_in(self.run.path)))
             resumed = self.mesh.together(self._resume)
+            changed = self.mesh.together(lambda: changes(resumed, self.config)) if resumed else []
             self.mesh.by_first(lambda: notes.extend(mend(self.run.path, self.step, self.config.log.every)))
             self.mesh.by_first(self._write_config)
-            self._run([*([f"going on from {resumed}"] if resumed else []), *notes])
+            self._run([*([f"going on from {resumed}", *changed] if resumed else []), *notes])
 
     def _compare(self) -> list[str]:
         """What may make this run another one than the one it repeats."""
@@ -169,6 +165,7 @@ class Trainer:
             self._interrupt = held.enter_context(Interrupt())
             for each in (self.mesh.naming(), self._tracking(), self.checkpoints, closing(self.loader)):
                 held.enter_context(each)
+            console.tell(self._trackers, opening.header(self.run, self.step, self.mesh))
             for note in [*notes, *self.run.notes()]:
                 self.message(note)
             self._log_restart()
@@ -317,7 +314,7 @@ class Trainer:
                 record |= {**self.levels.read(), **self.meter.read(), **self._ranks(), "time": time.time()}
                 self._log(record)
             for callback in self.callbacks:
-                callback(self, record)
+                callback.on_step(self, record)
             self._agree_on_signal()
             every = self.config.checkpoint.every
             if self.step == self.steps or self._ending() or (every and self.step % every == 0):
@@ -479,13 +476,17 @@ class Trainer:
             return
         self._evaluated = self.step
         record = {"kind": "evaluation", "step": self.step, "steps": self.steps, **numbers(self._bounds)}
-        self._log(record | ({"ema": True} if averaged else {}) | {"time": time.time()})
+        record |= ({"ema": True} if averaged else {}) | {"time": time.time()}
+        self._log(record)
         # One number for all processes: they must agree on whether it is the best.
         best, bound = self.checkpoints.best, self.mesh.largest([record["nats_per_token"]])[0]
         if self.config.checkpoint.best and (best is None or bound < best.bound):
             self._save_once()
             self.mesh.by_first(lambda: self.checkpoints.mark_best(Best(self.step, bound)))
             self.checkpoints.best = Best(self.step, bound)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, record)
+        self._agree_on_signal()
 
     # checkpoints
 
@@ -501,6 +502,9 @@ class Trainer:
         config, tokenizer = self.config.dump(), self.run.tokenizer
         self._by_writers(lambda: self.checkpoints.save(self.step, state, config, tokenizer))
         self._saved = layout.step_folder(self.run.path, self.step)
+        for callback in self.callbacks:
+            callback.on_save(self, self._saved)
+        self._agree_on_signal()
 
     def _by_writers(self, action: Callable[[], Any]) -> None:
         """Done by the first process, where it holds the whole model, else by all."""

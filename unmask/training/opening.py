@@ -1,0 +1,75 @@
+"""What a run says of itself before its first step, and how long it will take.
+
+The time is steps * FLOPs of the first step / (SHARE * FLOP/s), with the FLOP/s of `unmask.training.speed`; of a run
+that goes on, the tokens that are left over the pace in its log.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from unmask.rows import Rows, flops
+from unmask.tracking.jsonl import read
+from unmask.training.batches import micro_batches
+from unmask.training.setup import Run
+from unmask.training.speed import peak_flops
+
+#: The part of a matrix product's rate that a whole step is taken to reach.
+SHARE = 0.5
+#: Records of the log, from its end, whose median is the pace of a run that goes on.
+RECENT = 20
+
+
+def header(run: Run, step: int, mesh: Any) -> list[str]:
+    """Three lines: the model, the data, the folder and the time; none where no console shows them."""
+    if not mesh.first or run.config.log.console == "none":
+        return []
+    batch, training = run.sampler.batch(0), run.config.training
+    micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
+    tokens = sum(len(document) for pack in batch for document in pack)
+    size, left = sum(map(math.prod, run.shapes.values())), run.steps - step
+    named = ", ".join(source.name.removeprefix("data.train=") for source in run.packs.sources)
+    device = f"{run.device}, {mesh.size} processes" if mesh.size > 1 else str(run.device)
+    seconds = predicted(run, micro, step, mesh.size)
+    time = f", about {timedelta(seconds=math.ceil(seconds))}" if seconds is not None and left else ""
+    return [
+        f"{run.model.config.model_type}, {_short(size)} parameters, {run.config.objective.chosen}, on {device}",
+        f"{named}: {run.packs.documents:,} documents, {run.packs.tokens:,} tokens",
+        f"{run.path}: {left:,} of {run.steps:,} steps of {tokens:,} tokens to do{time}",
+    ]
+
+
+def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> float | None:
+    """Seconds from `step` to the end, without evaluations and checkpoints; micro: rows of a step.
+
+    None where nothing is known: on a GPU that is not in the table, in a pipeline, of several processes on a CPU.
+    """
+    pace = logged_pace(run) if step else None
+    if pace:
+        batch = run.sampler.batch(step)
+        return (run.steps - step) * sum(len(document) for pack in batch for document in pack) / pace
+    if run.config.parallel.pipeline_stages > 1 or (processes > 1 and run.device.type == "cpu"):
+        return None
+    rate = peak_flops(run.device, run.dtype)
+    work = sum(flops(rows, run.row_model.shape) for rows in micro)
+    return rate and (run.steps - step) * work / (SHARE * rate * processes)
+
+
+def logged_pace(run: Run) -> float | None:
+    """Tokens per second of the run so far: the median of its last records."""
+    file = run.path / "log.jsonl"
+    records = read(file) if file.exists() else []
+    rates = [each["tokens_per_second"] for each in records if each["kind"] == "step" and "tokens_per_second" in each]
+    return statistics.median(rates[-RECENT:]) if rates else None
+
+
+def _short(count: int) -> str:
+    """1,234,567 as "1.2 million"."""
+    for unit, name in ((10**9, " billion"), (10**6, " million")):
+        if count >= unit:
+            return f"{count / unit:.1f}{name}"
+    return f"{count:,}"
