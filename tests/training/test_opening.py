@@ -30,22 +30,21 @@ def test_a_run_without_changes_says_none(tmp_path, capsys):
     assert "changed since" not in capsys.readouterr().err
 
 
-def test_the_time_is_work_over_half_the_rate_and_then_the_pace_of_the_log(tmp_path, monkeypatch):
+def test_the_time_is_work_over_a_share_of_the_rate_and_then_the_pace_of_the_log(tmp_path, monkeypatch):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(each) + "\n" for each in documents()))
-    run = tmp_path / "run"
-    settings = config(run, f"data.train={data}")
     monkeypatch.setattr(opening, "peak_flops", lambda device, dtype: 1e9)
-    facts = plan(settings)
-    assert facts["seconds_predicted"] == pytest.approx(4 * facts["flops_first_step"] / 0.5e9, abs=0.06)
-    monkeypatch.setattr(opening, "peak_flops", lambda device, dtype: None)
-    assert plan(settings)["seconds_predicted"] is None
+    facts = plan(config(tmp_path / "run", f"data.train={data}"))
+    bounds = [4 * facts["flops_first_step"] / (share * 1e9) for share in (0.7, 0.3)]
+    assert facts["seconds_predicted"] == pytest.approx(bounds, abs=0.06)
 
-    train(run, data=str(data))
-    log = run / "log.jsonl"
+    run = train(tmp_path / "run", data=str(data)).run
+    log = tmp_path / "run" / "log.jsonl"
     records = [json.loads(line) | {"tokens_per_second": 50.0} for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
-    longer = plan(config(run, f"data.train={data}", "training.steps=6"))
-    ahead = train(run, "training.steps=6", data=str(data)).run.sampler.batch(4)
-    tokens = sum(len(document) for pack in ahead for document in pack)
-    assert longer["seconds_predicted"] == pytest.approx(2 * tokens / 50, abs=0.06)
+    tokens = sum(len(document) for pack in run.sampler.batch(1) for document in pack)
+    assert opening.predicted(run, [], 1, 1) == pytest.approx((3 * tokens / 50, 3 * tokens / 50))
+    log.unlink()
+    assert opening.predicted(run, [], 1, 2) is None
+    monkeypatch.setattr(opening, "peak_flops", lambda device, dtype: None)
+    assert opening.predicted(run, [], 1, 1) is None

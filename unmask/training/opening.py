@@ -1,7 +1,7 @@
 """What a run says of itself before its first step, and how long it will take.
 
-The time is steps * FLOPs of the first step / (SHARE * FLOP/s), with the FLOP/s of `unmask.training.speed`; of a run
-that goes on, the tokens that are left over the pace in its log.
+The time is steps * FLOPs of the first step / (share * FLOP/s), with the FLOP/s of `unmask.training.speed` and a lowest
+and a highest share; of a run that goes on, the tokens that are left over the pace in its log.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from unmask.training.batches import micro_batches
 from unmask.training.setup import Run
 from unmask.training.speed import peak_flops
 
-#: The part of a matrix product's rate that a whole step is taken to reach.
-SHARE = 0.5
+#: The least and the most of a matrix product's rate that whole steps reach (MFU), by kind of device: on CPUs as small
+#: runs of `ar`, `mdlm` and `block_diffusion` measured it, on GPUs unmeasured and therefore wide.
+SHARES = {"cpu": (0.3, 0.7), "cuda": (0.1, 0.6)}
 #: Records of the log, from its end, whose median is the pace of a run that goes on.
 RECENT = 20
 
@@ -35,7 +36,8 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
     named = ", ".join(source.name.removeprefix("data.train=") for source in run.packs.sources)
     device = f"{run.device}, {mesh.size} processes" if mesh.size > 1 else str(run.device)
     seconds = predicted(run, micro, step, mesh.size)
-    time = f", about {timedelta(seconds=math.ceil(seconds))}" if seconds is not None and left else ""
+    ends = dict.fromkeys(str(timedelta(seconds=math.ceil(each))) for each in seconds or ())
+    time = f", about {' to '.join(ends)}" if ends and left else ""
     return [
         f"{run.model.config.model_type}, {_short(size)} parameters, {run.config.objective.chosen}, on {device}",
         f"{named}: {run.packs.documents:,} documents, {run.packs.tokens:,} tokens",
@@ -43,20 +45,24 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
     ]
 
 
-def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> float | None:
-    """Seconds from `step` to the end, without evaluations and checkpoints; micro: rows of a step.
+def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> tuple[float, float] | None:
+    """(least, most) seconds from `step` to the end, without evaluations and checkpoints; micro: rows of a step.
 
-    None where nothing is known: on a GPU that is not in the table, in a pipeline, of several processes on a CPU.
+    Both are the same where the log has the pace. None where nothing is known: on a GPU that is not in the table, in a
+    pipeline, of several processes on a CPU.
     """
     pace = logged_pace(run) if step else None
     if pace:
         batch = run.sampler.batch(step)
-        return (run.steps - step) * sum(len(document) for pack in batch for document in pack) / pace
+        seconds = (run.steps - step) * sum(len(document) for pack in batch for document in pack) / pace
+        return seconds, seconds
     if run.config.parallel.pipeline_stages > 1 or (processes > 1 and run.device.type == "cpu"):
         return None
-    rate = peak_flops(run.device, run.dtype)
-    work = sum(flops(rows, run.row_model.shape) for rows in micro)
-    return rate and (run.steps - step) * work / (SHARE * rate * processes)
+    rate, shares = peak_flops(run.device, run.dtype), SHARES.get(run.device.type)
+    if rate is None or shares is None:
+        return None
+    work = (run.steps - step) * sum(flops(rows, run.row_model.shape) for rows in micro)
+    return work / (shares[1] * rate * processes), work / (shares[0] * rate * processes)
 
 
 def logged_pace(run: Run) -> float | None:

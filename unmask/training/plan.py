@@ -61,7 +61,7 @@ def plan(config: Config) -> dict[str, Any]:
         "rows_first_step": sum(len(rows) for rows in micro),
         "labelled_first_step": sum(len(rows.labelled) for rows in micro),
         "flops_first_step": sum(flops(rows, run.row_model.shape) for rows in micro),
-        "seconds_predicted": seconds and round(seconds, 1),
+        "seconds_predicted": seconds and [round(each, 1) for each in dict.fromkeys(seconds)],
         **memory_facts(run, micro, placed),
         "checkpoint": config.checkpoint.path,
         "goes_on_from": checkpoint and checkpoint.name,
