@@ -144,11 +144,11 @@ class OptimizerConfig(Section):
     ns_steps: int = Field(default=5, ge=1, lt=100)
     #: muon: scale of an update, 0.2 * sqrt(max(rows, columns)) as AdamW's (Moonlight) or Jordan's sqrt(rows / columns).
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    #: Decay of the running means of the gradient and of its square.
+    #: Decay of the first and second moments, running means of the gradient and of its square.
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     #: Added to the root of the second mean.
     eps: float = Field(default=1e-8, gt=0)
-    #: adamw: how the running means are kept: `full` (fp32, of fp64 parameters fp64), bf16, 8bit or 4bit.
+    #: adamw: how the moments are kept: `full` (fp32, of fp64 parameters fp64), bf16, 8bit or 4bit.
     state: Literal["full", "bf16", "8bit", "4bit"] = "full"
     #: Applied to matrices only; norms, biases and embeddings (the mask token's row among them) are not decayed.
     weight_decay: float = Field(default=0.1, ge=0)
@@ -233,7 +233,7 @@ class EvaluationConfig(Section):
     packs: int = Field(default=16, ge=0)
     #: Noise draws per chunk (a document, or a part of pack_tokens of a longer one).
     draws: int = Field(default=1, ge=1)
-    #: Evaluate the averaged weights where training.ema keeps them.
+    #: Evaluate the EMA weights where training.ema keeps them.
     ema: bool = True
     #: Also the exact next-token likelihood, as an autoregressive model: a check on what a conversion keeps.
     ar: bool = False
