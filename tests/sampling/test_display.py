@@ -6,9 +6,10 @@ import io
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from unmask.sampling import continuation, infill
-from unmask.sampling.display import MASK, live, picture
+from unmask.sampling.display import MASK, colourless, live, picture
 
 
 class Letters:
@@ -33,6 +34,22 @@ def test_a_hole():
     assert text.plain == f"a{MASK}c{MASK}fg"
     assert [str(span.style) for span in text.spans] == ["dim", "yellow", "bold green", "yellow", "dim"]
     assert canvas.answer() == []
+
+
+def test_without_colour_holes_are_marked(monkeypatch):
+    canvas = infill([[0], [5, 6], [7]], [2, 1], 25)
+    canvas.fill(torch.tensor([1]), torch.tensor([2]))
+    assert picture(canvas, Letters(), marked=True).plain == f"a⟦c{MASK}⟧fg⟦{MASK}⟧h"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = Console(file=io.StringIO())
+    coloured = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    assert colourless(file) and not colourless(coloured)
+    monkeypatch.setenv("NO_COLOR", "1")
+    without = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=60)
+    assert colourless(without)
+    with live(Letters(), without) as report:
+        report(canvas)
+    assert f"⟦c{MASK}⟧" in Text.from_ansi(without.file.getvalue()).plain
 
 
 def test_live_draws_every_step():

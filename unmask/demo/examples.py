@@ -16,7 +16,7 @@ from rich.text import Text
 from unmask import load as open_run
 from unmask.errors import counted
 from unmask.sampling import Canvas, sample
-from unmask.sampling.display import picture
+from unmask.sampling.display import colourless, picture
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def show_infilling(out: Path, examples: Sequence[Example], console: Console, cou
         with Live(console=console, auto_refresh=False, transient=True) as view:
 
             def draw(canvas: Canvas, view: Live = view) -> None:
-                view.update(whole(example, canvas, opened.tokenizer), refresh=True)  # noqa: B023
+                view.update(whole(example, canvas, opened.tokenizer, console), refresh=True)  # noqa: B023
                 if console.is_terminal:
                     time.sleep(0.05)
 
             result = fill(opened.model, opened.tokenizer, opened.objective.decoding, example, draw)
-        console.print(whole(example, result.canvas, opened.tokenizer))
+        console.print(whole(example, result.canvas, opened.tokenizer, console))
         same = sum(ours == theirs for ours, theirs in zip(result.token, example.hole, strict=False))
         original = opened.tokenizer.decode(example.hole).strip()
         console.print(Text(f"the original: {original}", style="italic"))
@@ -98,7 +98,7 @@ def show_infilling(out: Path, examples: Sequence[Example], console: Console, cou
     return True
 
 
-def whole(example: Example, canvas: Canvas, tokenizer: Any) -> Text:
-    """The function, with what the sampler left out at its front."""
+def whole(example: Example, canvas: Canvas, tokenizer: Any, console: Console) -> Text:
+    """The function, with what the sampler left out at its front, as `console` can tell the hole from it."""
     front = Text(tokenizer.decode(example.prefix[: canvas.dropped]), style="dim")
-    return front + picture(canvas, tokenizer)
+    return front + picture(canvas, tokenizer, marked=colourless(console))

@@ -103,7 +103,7 @@ class Watch:
         run = trainer.run
 
         def draw(canvas: Canvas) -> None:
-            body = whole(example, canvas, run.tokenizer)
+            body = whole(example, canvas, run.tokenizer, self.console)
             title = f"step {trainer.step}, held out: {example.name}"
             self.drawing = Panel(body, title=title, title_align="left", border_style="dim")
             self._live.update(Group(self._progress, self.drawing), refresh=True)

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -164,7 +165,7 @@ def state_of(folder: Path) -> dict[str, Any]:
     path, hint = folder / "state.json", "take another checkpoint"
     found = read_json(path, hint)
     try:
-        State.model_validate(found, strict=True)
+        State.model_validate_json(json.dumps(found), strict=True)  # as JSON: a list is a tuple
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {hint}") from None

@@ -14,10 +14,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MASK = "▒"
+#: Around what is filled in, where no colour tells it from what was given.
+MARKS = ("⟦", "⟧")
 
 
-def picture(canvas: Canvas, tokenizer: Any, given: bool = True) -> Text:
-    """The canvas up to the end of the answer; given: with what was not to be filled."""
+def colourless(console: Console) -> bool:
+    """A file, a terminal without colours, or NO_COLOR."""
+    return console.no_color or console.color_system is None
+
+
+def picture(canvas: Canvas, tokenizer: Any, given: bool = True, marked: bool = False) -> Text:
+    """The canvas up to the end of the answer; given: with what was not to be filled; marked: holes between MARKS."""
     from rich.text import Text
 
     text = Text()
@@ -25,6 +32,7 @@ def picture(canvas: Canvas, tokenizer: Any, given: bool = True) -> Text:
     before = 0
     for start, stop in canvas.holes:
         text.append(shown(tokenizer.decode(token[before:start])) if given else "", style="dim")
+        text.append(MARKS[0] if marked else "")
         run: list[int] = []
         for position in range(start, min(stop, canvas.end)):
             if open_[position]:
@@ -34,6 +42,7 @@ def picture(canvas: Canvas, tokenizer: Any, given: bool = True) -> Text:
             else:
                 run.append(token[position])
         text.append(shown(tokenizer.decode(run)), style="bold green")
+        text.append(MARKS[1] if marked else "")
         before = stop
     if given and before < len(token):
         text.append(shown(tokenizer.decode(token[before:])), style="dim")
@@ -45,5 +54,6 @@ def live(tokenizer: Any, console: Console, given: bool = True) -> Iterator[Calla
     """A `report` for `sample` that redraws the canvas in place after every step, and clears it at the end."""
     from rich.live import Live
 
+    marked = given and colourless(console)
     with Live(console=console, transient=True, refresh_per_second=12, vertical_overflow="ellipsis") as view:
-        yield lambda canvas: view.update(picture(canvas, tokenizer, given))
+        yield lambda canvas: view.update(picture(canvas, tokenizer, given, marked))
