@@ -5,7 +5,7 @@ through SDPA, logits for all 2L rows, cross-entropy on the noisy half. Both side
 heads of 64, MLP 768, vocabulary 8192, tied), block 32, fp32, batch 1, and include AdamW. Steps take turns; the ratio is
 the median over rounds, memory is each process's peak.
 
-    python benchmarks/single.py [--json] [--rounds 5] [--only 2048 8192 ...]
+    python benchmarks/single.py [--json] [--rounds 3] [--only 2048 8192 ...]
 """
 
 from __future__ import annotations
@@ -232,4 +232,4 @@ CASES: dict[str, Measure] = {
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases(__doc__, CASES, 5, "steps of each side"))
+    sys.exit(run_cases(__doc__, CASES, 3, "steps of each side"))
