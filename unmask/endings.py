@@ -31,12 +31,15 @@ def sentence(number: int) -> str:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """While the program is being imported there is nothing to clear up: a signal ends it where it stands."""
+    """While the program is being imported there is nothing to clear up: a signal ends it where it stands.
+
+    So does, without a word, another one after the block, while the interpreter takes itself apart.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         _leave(number)
 
-    with _handled(leave):
+    with _handled(leave, lambda number, frame: os._exit(128 + number)):
         yield
 
 
@@ -120,7 +123,8 @@ def _leave(number: int) -> None:
 
 
 @contextmanager
-def _handled(handler: Any) -> Iterator[None]:
+def _handled(handler: Any, after: Any = None) -> Iterator[None]:
+    """Signals go to `handler`, and from the end of the block on to `after`, or to who had them before."""
     if threading.current_thread() is not threading.main_thread():
         yield  # elsewhere Python catches no signals
         return
@@ -129,4 +133,4 @@ def _handled(handler: Any) -> Iterator[None]:
         yield
     finally:
         for number, kept in before.items():
-            signal.signal(number, kept)
+            signal.signal(number, after or kept)

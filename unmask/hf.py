@@ -43,7 +43,10 @@ def vocabulary_of(tokenizer: Any) -> int:
 def open_tokenizer(folder: Path) -> Any:
     """A folder's tokeniser; UserError where its files are damaged, or only code in the folder could make it."""
     try:
-        return _tokenizer(folder)
+        tokenizer = _tokenizer(folder)
+        if not isinstance(limit := tokenizer.model_max_length, int | float):
+            raise UserError(f"{folder / 'tokenizer_config.json'}: model_max_length={limit!r} is no number; correct it")
+        return tokenizer
     except UserError:
         raise
     except Exception as error:  # whatever transformers and tokenizers raise for a damaged file

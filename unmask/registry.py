@@ -17,7 +17,7 @@ from unmask.errors import UserError
 
 def nearest(name: str, known: list[str]) -> str:
     """A hint for a mistyped name: " (did you mean 'x'?)", or "" when nothing is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

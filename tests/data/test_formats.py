@@ -262,3 +262,21 @@ def test_a_faulty_document_of_an_array_is_skipped_whole(tmp_path: Path, tokenize
     manifest = prepare(tmp_path / "a.npy", tmp_path / "out", tokenizer, skip_bad=True)
     assert (manifest.documents, manifest.skipped) == (2, 1)
     assert tokens(open_dataset(tmp_path / "out", verify=True)) == [[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]]
+
+
+def test_a_saved_dataset_leads_nowhere_else(tmp_path: Path, tokenizer: Any) -> None:
+    import datasets
+
+    for name in ("one", "two"):
+        datasets.Dataset.from_dict({"text": [name]}).save_to_disk(str(tmp_path / name))
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["x"]})}).save_to_disk(str(tmp_path / "both"))
+    state = json.loads((tmp_path / "one" / "state.json").read_text())
+    file = state["_data_files"][0]["filename"]
+    for where in (f"../two/{file}", str(tmp_path / "two" / file)):
+        state["_data_files"][0]["filename"] = where
+        (tmp_path / "one" / "state.json").write_text(json.dumps(state))
+        with pytest.raises(UserError, match="which is not in its folder"):
+            dataset_from(tmp_path / "one", tokenizer)
+    (tmp_path / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["../two"]}))
+    with pytest.raises(UserError, match="which is not in its folder"):
+        dataset_from(tmp_path / "both", tokenizer, split="../two")

@@ -51,6 +51,17 @@ HOSTILE = [
     "{{ ['a'] | map('center', 9999999999) | list }}",
     "{{ lipsum(999999999) }}",
     "{% for i in range(99999) %}" + "x" * 100_000 + "{% endfor %}",
+    "{% set a=[1] %}{% set b=[1] %}" + "{% set a=[a,a] %}{% set b=[b,b] %}" * 40 + "{{ a == b }}",
+    "{% set a=[1] %}{% set b=[1] %}" + "{% set a=[a,a] %}{% set b=[b,b] %}" * 40 + "{% if a < b %}{% endif %}",
+    "{% set x=[1]*1000 %}{{ ([x]*19000) | sum(start=[]) | length }}",
+    "{% set l=[1]*900000 %}" + "{% if 2 in l %}{% endif %}" * 200,
+    "{% set l='a b'.split(' ')*400000 %}" + "{{ (l | sort)[0] }}" * 5,
+    "{% set l=[1]*900000 %}" + "{{ l.index(2) if l.count(1) else l.index(1) }}" * 200,
+    "{{ '{:٩٩٩٩٩٩٩٩٩٩}'.format('a') }}",
+    "{{ ([1]*1000) | tojson(separators=['A'*5000000, '']) }}",
+    "{{ ('A'*5000000).join(([1]*1000) | map('string')) }}",
+    "{{ 'a'.encode().ljust(5000000000) }}",
+    "{{ (1).to_bytes(5000000000, 'big') }}",
 ]
 
 

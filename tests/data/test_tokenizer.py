@@ -88,3 +88,14 @@ def test_a_signal_ends_the_training_of_a_tokeniser(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_tokenizer(endless(), 300, tmp_path / "tokenizer")
     assert not (tmp_path / "tokenizer").exists()
+
+
+def test_a_length_that_is_no_number_is_named(tmp_path):
+    train_tokenizer(["some text"], 300, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for limit in ("x", {}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": limit}))
+        with pytest.raises(UserError, match="model_max_length=.* is no number"):
+            load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="a vocabulary has at most"):
+        train_tokenizer(["some text"], 10**9, tmp_path)

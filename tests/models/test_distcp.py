@@ -90,6 +90,31 @@ def test_a_value_calls_nothing(step: Path, tmp_path: Path) -> None:
     open_model(step.parent)  # which reads the weights only
 
 
+def test_how_the_optimiser_computes_is_not_the_checkpoint_s(step: Path) -> None:
+    """Else a checkpoint could turn the descent round, or bring a setting of another kind."""
+    table = pickle.loads((step / ".metadata").read_bytes())
+    for key, value in (("maximize", True), ("amsgrad", "x"), ("capturable", torch.ones(2))):
+        stream = io.BytesIO()
+        torch.save(value, stream)
+        (step / f"{key}.distcp").write_bytes(stream.getvalue())
+        for index, place in table.storage_data.items():
+            if index.fqn.startswith("optimizer.param_groups.") and index.fqn.endswith(f".{key}"):
+                place.relative_path, place.offset, place.length = f"{key}.distcp", 0, len(stream.getvalue())
+    (step / ".metadata").write_bytes(pickle.dumps(table))
+    sign(step)
+    trainer = Trainer(config=config(step.parent, "training.steps=2", "training.ema=0.5"))
+    trainer.train(documents())
+    for group in trainer.optimizer.param_groups:
+        assert (group["maximize"], group["amsgrad"], group["capturable"]) == (False, False, False)
+
+
+def test_a_table_that_would_fill_the_memory_is_refused(step: Path) -> None:
+    (step / ".metadata").write_bytes(b"\x80\x04K\x01r" + (200_000_000).to_bytes(4, "little") + b".")
+    sign(step)
+    with pytest.raises(UserError, match="keeps a value under the number 200000000"):
+        open_model(step)
+
+
 def test_files_are_those_of_the_folder(step: Path) -> None:
     table = pickle.loads((step / ".metadata").read_bytes())
     for place in table.storage_data.values():

@@ -72,3 +72,8 @@ def test_a_checkpoint_that_is_a_link_is_pruned(tmp_path):
     train(run, "training.steps=3", "checkpoint.every=1", "checkpoint.keep=1")
     assert [entry.name for entry in run.glob("*step-*")] == ["step-00000003"]
     assert (tmp_path / "elsewhere" / "state.json").exists()
+
+
+def test_a_width_of_nothing_is_refused():
+    with pytest.raises(UserError, match="model.config: intermediate_size=0 is no size"):
+        load(ModelConfig(config={**MODEL, "intermediate_size": 0}))

@@ -63,3 +63,9 @@ def test_none_is_silent(tmp_path, capsys):
 def test_trackers_are_found_by_name():
     assert trackers["console"] is ConsoleTracker
     assert {"console", "jsonl"} <= set(trackers.names())
+
+
+def test_a_run_without_an_end_has_an_eta():
+    tracker = ConsoleTracker()
+    tracker._first, tracker._began = 0, 0.0
+    assert tracker._eta({"step": 1, "steps": 10**300}).days > 300_000

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from unmask.data.reading import KINDS, Reading
 from unmask.data.records import Record, needed
 from unmask.errors import UserError
+from unmask.parsing import json_value
 
 if TYPE_CHECKING:
     import pyarrow
@@ -57,6 +58,7 @@ def size_of_folder(path: Path) -> int:
 def _opened(path: Path, split: str | None) -> Any:
     from datasets import DatasetDict, load_from_disk
 
+    _check_names(path)
     try:
         found = load_from_disk(str(path))
     except Exception as error:  # whatever a damaged folder makes this library raise
@@ -67,6 +69,23 @@ def _opened(path: Path, split: str | None) -> Any:
     if split is not None and split != str(found.split):
         raise UserError(f"{path}: is one split ({found.split or 'without a name'}): leave --split (split=...) out")
     return found
+
+
+def _check_names(path: Path) -> None:
+    """UserError where the files of a saved dataset name others outside of their folder."""
+    for file in [*path.glob("dataset_dict.json"), *path.glob("**/state.json")]:
+        try:
+            found = json_value(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: cannot be read ({error}); save the dataset again") from None
+        found = found if isinstance(found, dict) else {}
+        named = found.get("splits") if file.name == "dataset_dict.json" else found.get("_data_files")
+        for each in named if isinstance(named, list) else []:
+            name = each.get("filename") if isinstance(each, dict) else each
+            if not isinstance(name, str) or PurePath(name).name != name:
+                raise UserError(
+                    f"{file}: names {str(name)[:200]!r}, which is not in its folder; save the dataset again"
+                )
 
 
 def chosen_split(splits: Mapping[str, Any], split: str | None, where: str) -> Any:

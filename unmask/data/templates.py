@@ -43,9 +43,11 @@ class _Work:
         self.operations = self.made = 0
         self.end = time.thread_time() + SECONDS
 
-    def step(self) -> None:
-        self.operations += 1
-        late = self.operations % 16 == 0 and time.thread_time() > self.end  # the clock is slow to read
+    def step(self, items: int = 0) -> None:
+        """One more operation, which goes through so many items."""
+        before = self.operations
+        self.operations += 1 + items
+        late = self.operations // 16 > before // 16 and time.thread_time() > self.end  # the clock is slow to read
         if late or self.operations > OPERATIONS:
             raise SecurityError("the template does not come to an end: it takes too many steps")
 
@@ -96,7 +98,7 @@ def _compiled(template: str) -> Template:
     environment.finalize = _written
     del environment.globals["lipsum"]
     own = {name: _guarded(name, function) for name, function in environment.filters.items()}
-    environment.filters = {**own, "_turns": _turns, "_joined": _joined, "_copied": _copied}
+    environment.filters = {**own, "_turns": _turns, "_joined": _joined, "_copied": _copied, "_compared": _compared}
     return environment.from_string(template)
 
 
@@ -131,7 +133,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif isinstance(__obj, LoopContext) and args:
             args = (_each(args[0]), *args[1:])
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
-        if isinstance(owner := getattr(method, "__self__", None), str):
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, bytes | bytearray | int | float):
+            raise SecurityError(f"the template calls {type(owner).__name__}.{method.__name__}, which is not bounded")
+        if isinstance(owner, list | tuple | dict):
+            work.step(_items(owner))
+        if isinstance(owner, str):
+            if method.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])
             work.make(_estimate(method.__name__, owner, [*args, *kwargs.values()]))
         return work.result(super().call(__context, __obj, *args, **kwargs))
 
@@ -142,6 +151,13 @@ class _Counting(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = _filter(node.iter, "_turns")
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, "_compared")
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, "_compared")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -181,6 +197,12 @@ def _joined(context: Any, parts: list[Any]) -> str:
 
 
 @pass_context
+def _compared(context: Any, value: Any) -> Any:
+    _WORK.get().step(_items(value))
+    return value
+
+
+@pass_context
 def _copied(context: Any, value: Any) -> Any:
     work = _WORK.get()
     work.step()
@@ -201,9 +223,9 @@ def _guarded(name: str, function: Any) -> Any:
     @wraps(function)
     def filtered(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         work = _WORK.get()
-        work.step()
-        if name == "join":
-            value = list(value)
+        if name in ("join", "sum", "sort", "unique") and hasattr(value, "__iter__"):
+            value = value if isinstance(value, str | dict) else list(value)
+        work.step(_items(value) + _items([*args, *kwargs.values()]))
         work.make(_estimate(name, value, [*args, *kwargs.values()]))
         first = {_PassArg.context: [context], _PassArg.environment: [context.environment]}
         first[_PassArg.eval_context] = [context.eval_ctx]
@@ -215,9 +237,7 @@ def _guarded(name: str, function: Any) -> Any:
 
 def _estimate(name: str, value: Any, given: list[Any]) -> int:
     """The size, at most, of what a filter or a method makes, where that is not a part of the value."""
-    width = max(
-        (abs(item) if isinstance(item, int) else len(item) for item in given if isinstance(item, int | str)), default=0
-    )
+    width = max((abs(item) if isinstance(item, int) else _weight(item) for item in given), default=0)
     if name in ("format", "format_map"):
         return _formatted(str(value), given)
     if name == "replace":
@@ -238,8 +258,23 @@ def _formatted(text: str, given: Any) -> int:
     """The size, at most, of a text with values put in."""
     if "*" in text or re.search(r"\{[^{}]*\{", text):
         raise SecurityError("the template takes the width of a value from another one")
-    widths = [min(int(digits[:12]), LARGEST + 1) for digits in re.findall("[0-9]+", text)]
+    widths = [min(int(digits[:12]), LARGEST + 1) for digits in re.findall(r"\d+", text)]
     return len(text) + sum(widths) + (text.count("%") + text.count("{")) * _weight(given)
+
+
+def _items(value: Any) -> int:
+    """Items of lists and mappings in one another, those that stand at several places counted at each; no further than
+    OPERATIONS."""
+    found, stack = 0, [value]
+    while stack and found <= OPERATIONS:
+        item = stack.pop()
+        if isinstance(item, dict):
+            found += len(item)
+            stack += [each for each in item.values() if isinstance(each, list | tuple | dict)]
+        elif isinstance(item, list | tuple):
+            found += len(item)
+            stack += [each for each in item if isinstance(each, list | tuple | dict)]
+    return found
 
 
 def _weight(value: Any) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 END, MASK, PAD = "<|endoftext|>", "<|mask|>", "<|pad|>"
 SMALLEST = 256 + 3  # every byte and the three special tokens
+#: And the most that is asked for by anybody: the trainer takes memory for all of them first.
+LARGEST = 1 << 22
 
 
 def train_tokenizer(
@@ -39,6 +41,8 @@ def train_tokenizer(
             f"vocab_size={vocab_size}: a byte-level vocabulary has at least {SMALLEST + len(more)} tokens"
             + (f", {len(more)} special ones of the chat template among them" if more else "")
         )
+    if vocab_size > LARGEST:
+        raise UserError(f"vocab_size={vocab_size}: a vocabulary has at most {LARGEST:,} tokens")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

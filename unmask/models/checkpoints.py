@@ -44,7 +44,7 @@ BEST = "best"
 EMA = "ema"
 #: What a folder of adapters says of its base and its objective.
 ADAPTERS = "unmask.json"
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-([0-9]{8,})")
 
 
 class OpenModel(NamedTuple):
@@ -387,7 +387,7 @@ def _open_exported(
     kept = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     settings = {"name": str(folder), "dtype": kept, "mask_token_id": mask_token_id}
     masked = objective.places_mask or mask_token_id is not None or config.get("mask_token_id") is not None
-    model, tokenizer, mask = load(ModelConfig.model_validate(settings), device=device, masked=masked)
+    model, tokenizer, mask = load(ModelConfig.parse(settings, str(where)), device=device, masked=masked)
     opened = OpenModel(model.eval(), tokenizer, mask, objective.bind(model, tokenizer, mask))
     return opened._replace(notes=tuple(_notes(where, config, opened, recorded, asked)))
 

@@ -7,7 +7,9 @@ from these DCP's own classes are made again once every field has been looked at.
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -53,8 +55,11 @@ def contents(folder: Path) -> Contents:
     """The table of contents of a checkpoint; UserError where it is damaged, or names anything but DCP's own classes."""
     path = folder / TABLE
     try:
-        with path.open("rb") as file:
-            metadata = _metadata(_Unpickler(file).load())
+        written = path.read_bytes()
+        for code, index, _ in pickletools.genops(written):  # a memo has room up to its largest index, before it is full
+            if "PUT" in code.name and index is not None and index > len(written):
+                raise UserError(f"keeps a value under the number {index}")
+        metadata = _metadata(_Unpickler(io.BytesIO(written)).load())
     except UserError as error:
         raise UserError(f"{path}: {error}: it was not written by unmask, and is not read") from None
     except Exception as error:  # whatever pickle raises for bytes that are none

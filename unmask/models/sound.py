@@ -13,6 +13,8 @@ from unmask.errors import UserError
 
 #: Layers, experts and the like are made one by one, so that a number of them that is out of reason never ends.
 MOST = 100_000
+#: Widths without which a layer holds nothing.
+_SIZES = ("intermediate_size", "head_dim")
 _COUNTS = ("num_", "n_layer", "n_head", "layers")
 
 
@@ -23,6 +25,8 @@ def check(raw: dict[str, Any], where: Path | str) -> None:
             check(value, where)
         elif isinstance(value, float) and not abs(value) < 1e18:
             raise UserError(f"{where}: {key}={value:g} is out of reason; copy the file again")
+        elif isinstance(value, int) and value < 1 and key in _SIZES:
+            raise UserError(f"{where}: {key}={value} is no size; give a number of at least 1")
         elif isinstance(value, int) and abs(value) > (MOST if key.startswith(_COUNTS) else 2**48):
             raise UserError(f"{where}: {key}={str(value)[:20]} is out of reason; copy the file again")
 

@@ -96,7 +96,7 @@ class Objective(Section):
         if not cls.presets or not isinstance(options, dict):
             return options
         name = options.get("variant", cls.model_fields["variant"].default)
-        if name not in cls.presets:
+        if not isinstance(name, str) or name not in cls.presets:
             raise ValueError(
                 f"unknown variant {name!r}{nearest(str(name), list(cls.presets))}; known: {', '.join(cls.presets)}"
             )

@@ -11,6 +11,9 @@ from typing import Any
 from unmask.terminal import shown
 from unmask.tracking import Record, Start, Tracker
 
+#: Seconds that an ETA does not go beyond: a thousand years.
+FOREVER = 3.2e10
+
 
 class ConsoleTracker:
     """Progress, ETA, nll, tokens per second, MFU and memory; `log.console` is auto, rich, plain or none."""
@@ -61,7 +64,7 @@ class ConsoleTracker:
 
     def _eta(self, record: Record) -> timedelta:
         rate = (time.monotonic() - self._began) / max(1, record["step"] - self._first)
-        return timedelta(seconds=round(rate * (record["steps"] - record["step"])))
+        return timedelta(seconds=round(min(rate * (record["steps"] - record["step"]), FOREVER)))
 
 
 def tell(trackers: Sequence[Tracker], lines: Sequence[str]) -> None:

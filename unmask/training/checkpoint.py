@@ -27,7 +27,7 @@ from unmask.models import distcp
 from unmask.parallel.mesh import Mesh
 from unmask.training.ema import Ema
 from unmask.training.masters import MASTER
-from unmask.training.optimizers import SETTINGS
+from unmask.training.optimizers import FIXED, SETTINGS
 
 
 class Best(NamedTuple):
@@ -195,7 +195,10 @@ class Checkpoints:
         for name, own in state["optimizer"]["state"].items():  # masters, which older checkpoints lack
             if f"optimizer.state.{name}.{MASTER}" not in table.names:
                 own.pop(MASTER, None)
+        groups = [{key: group[key] for key in FIXED if key in group} for group in state["optimizer"]["param_groups"]]
         distcp.load(state, folder, table)
+        for group, own in zip(state["optimizer"]["param_groups"], groups, strict=True):
+            group.update(own)
         set_optimizer_state_dict(self.model, self.optimizer, self._own_groups(state["optimizer"]))
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)

@@ -19,6 +19,12 @@ optimizers = Registry(
 #: Keys of a parameter group that follow the config, also in a run that goes on from a checkpoint of another config.
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr_fn")
 
+#: And what says how torch's optimisers compute, which no checkpoint decides.
+FIXED = (
+    *SETTINGS, "amsgrad", "capturable", "dampening", "decoupled_weight_decay", "differentiable", "foreach", "fused",
+    "maximize",
+)  # fmt: skip
+
 
 def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimiser of `config.name` over the trainable parameters of `model`, of those in half precision over fp32

@@ -118,6 +118,6 @@ def _check_decoding(where: str, own: Objective, made: Objective, given: dict[str
 def _another(where: str, own: Objective, given: str) -> UserError:
     key = given.partition("=")[0]
     return UserError(
-        f"{given}: {where} was trained by {described(own)}; leave {key} out (~{key} where a file has it) to keep that, or set "
-        f"objective.convert=true to make another model of it"
+        f"{given}: {where} was trained by {described(own)}; leave {key} out (~{key} where a file has it) to keep that, "
+        f"or set objective.convert=true to make another model of it"
     )
