@@ -53,7 +53,7 @@ def test_a_run_from_a_file(settings):
     code, out, err = unmask("train", settings)
     run = settings.parent / "run"
     assert code == 0 and out.startswith("trained 3 steps, loss ") and str(run / "step-00000003") in out
-    assert "step 3/3  loss" in err
+    assert "step 3/3  nll" in err
     code, out, _ = unmask("train", settings, "training.steps=5", "--json")
     facts = json.loads(out)
     assert code == 0 and (facts["step"], facts["interrupted"]) == (5, None)
