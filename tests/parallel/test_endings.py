@@ -80,7 +80,9 @@ def test_a_process_that_does_not_hear_is_killed_soon_after_the_first_has_ended(f
     monkeypatch.setattr(launch, "PATIENCE", 0.3)
     spec = WorkerSpec("unmask", 2, meeting.OneMachine("run"), entrypoint="unused", local_addr=meeting.LOOPBACK)
     agent = launch.Agent(spec, DefaultLogsSpecs(log_dir=str(tmp_path)))
-    deaf = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"], start_new_session=True)
+    deaf = subprocess.Popen(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"],
+                            stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    assert deaf.stdout is not None and deaf.stdout.readline() == b"deaf\n"
     ended = subprocess.Popen(["sh", "-c", first], start_new_session=True)
     agent._pcontext = SimpleNamespace(pids=lambda: {0: deaf.pid, 1: ended.pid})
     over = time.monotonic() + SECONDS
