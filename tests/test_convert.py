@@ -229,3 +229,10 @@ def test_a_file_that_is_no_gguf_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF and nothing else")
     with pytest.raises(UserError, match="a.gguf: no tokeniser can be read from it"):
         convert(tmp_path / "a.gguf", tmp_path / "out")
+
+
+def test_a_folder_whose_name_looks_like_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run.yaml that is written names it as text, by the rules that it is read by."""
+    monkeypatch.chdir(tmp_path)
+    made = convert(source(tmp_path / "model"), "1e5")
+    assert Config.load(made.recipe).model.name == "1e5"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
@@ -26,6 +25,7 @@ from unmask.models.load import own_tokenizer
 from unmask.models.positions import limit_of
 from unmask.models.trained import objective_of
 from unmask.objectives import build
+from unmask.parsing import yaml_text
 from unmask.registry import nearest
 
 #: What `--objective` takes: the objective's name and the options it is converted with.
@@ -174,7 +174,7 @@ def recipe_text(options: dict[str, Any], folder: Path, source: Path, block_size:
     Config.parse(tree, "run.yaml")
     title = next(name for name, made in RECIPES.items() if made.items() <= options.items())
     header = HEADER.format(source=source.name, objective=title, block_size=block_size, folder=folder)
-    return header + yaml.safe_dump(tree, sort_keys=False)
+    return header + yaml_text(tree)
 
 
 def _check_apart(source: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from unmask import completion as complete
 from unmask.errors import UserError
 
 #: What --ema is for.
@@ -41,6 +42,16 @@ class _Verbs(TyperGroup):
             raise UserError(f"unknown command {cmd_name!r}: use {VERBS[cmd_name]}")
         return found
 
+
+#: Options and arguments of several verbs.
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Changes to it, such as training.steps=100.", metavar="key.path=value", autocompletion=complete.overrides
+    ),
+]
+Output = Annotated[Path, typer.Argument(help="Folder to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 
 app = typer.Typer(
     name="unmask",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
+from unmask.cli.app import EMA, MASK, OBJECTIVE, Force, Output, app, grouped, weights
 from unmask.terminal import say
 
 
@@ -26,7 +26,7 @@ class Read:
 @grouped
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
-    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    output: Output,
     read: Read,
     format: Annotated[
         str | None,
@@ -35,7 +35,7 @@ def export(
         ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
     """Write a trained model in a format that other programs open."""
@@ -61,9 +61,9 @@ class Convert:
 @grouped
 def convert(
     model: Annotated[Path, typer.Argument(help="A transformers folder, or a .gguf file.")],
-    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    output: Output,
     how: Convert,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Make a diffusion model of an autoregressive one: mask token, config, and the run that trains it."""

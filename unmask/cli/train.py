@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask import completion as complete
-from unmask.cli.app import app, grouped
+from unmask.cli.app import Overrides, app, grouped
 from unmask.errors import UserError
 from unmask.parallel import launched
 from unmask.terminal import say
@@ -39,14 +38,7 @@ class Launch:
 def train(
     launch: Launch,
     config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Changes to it, such as training.steps=100.",
-            metavar="key.path=value",
-            autocompletion=complete.overrides,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     source: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
     ] = None,
@@ -103,14 +95,7 @@ def _launch(size: int, restarts: int, words: list[str | None], options: dict[str
 @app.command()
 def inspect(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Changes to it, such as parallel.block_parallel_size=4.",
-            metavar="key.path=value",
-            autocompletion=complete.overrides,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     placement: Annotated[
         bool, typer.Option("--placement", help="Which rank owns which rows of the first pack.")
     ] = False,

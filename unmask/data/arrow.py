@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unmask.data.reading import KINDS, Reading
 from unmask.data.records import Record, needed
 from unmask.errors import UserError
-from unmask.parsing import json_value
+from unmask.files import read_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,11 +74,7 @@ def _opened(path: Path, split: str | None) -> Any:
 def _check_names(path: Path) -> None:
     """UserError where the files of a saved dataset name others outside of their folder."""
     for file in [*path.glob("dataset_dict.json"), *path.glob("**/state.json")]:
-        try:
-            found = json_value(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file}: cannot be read ({error}); save the dataset again") from None
-        found = found if isinstance(found, dict) else {}
+        found = read_json(file, "save the dataset again")
         named = found.get("splits") if file.name == "dataset_dict.json" else found.get("_data_files")
         for each in named if isinstance(named, list) else []:
             name = each.get("filename") if isinstance(each, dict) else each
