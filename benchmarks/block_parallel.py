@@ -88,8 +88,8 @@ def byte_figures() -> list[Figure]:
     import numpy as np
     from block_worker import rows_of
 
-    from unmask.attention.exchange import Division, Widths, bytes_sent
-    from unmask.parallel.block import Layers, place, sent
+    from unmask.blocks.axis import Layers, place, sent
+    from unmask.blocks.exchange import Division, Widths, bytes_sent
     from unmask.rows import Shape
 
     widths = Widths(4, 2, 64)

@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 
 from unmask.attention.attend import attend
-from unmask.attention.exchange import Axis, Traffic, Wire
-from unmask.attention.exchange.divided import DividedPattern
-from unmask.attention.exchange.wire import Round
+from unmask.blocks.axis import BlockAxis, Layers, place
+from unmask.blocks.exchange import Axis, Traffic, Wire
+from unmask.blocks.exchange.divided import DividedPattern
+from unmask.blocks.exchange.wire import Round
 from unmask.config import ParallelConfig
 from unmask.objectives import build
-from unmask.parallel.block import BlockAxis, Layers, place
 from unmask.rows import IGNORE, Document, Rows, Shape
 
 BLOCK = 32
@@ -121,7 +121,7 @@ class Rank:
         from unmask.attention import NAME, register
         from unmask.models import RowModel
         from unmask.models.fuse import fuse
-        from unmask.parallel.data import summed
+        from unmask.parallel.replicas import summed
 
         register()
         torch.manual_seed(0)
@@ -131,7 +131,7 @@ class Rank:
         fuse(model)
         row_model = RowModel(model, skip_last_layer="auto")
         if case.get("checkpointing", "none") != "none":
-            from unmask.training.activations import apply
+            from unmask.engine.activations import apply
 
             apply(model, case["checkpointing"])
         module: torch.nn.Module = row_model
@@ -167,7 +167,7 @@ class Rank:
 
 
 def _widths(heads: int, kv_heads: int, dim: int) -> Any:
-    from unmask.attention.exchange import Widths
+    from unmask.blocks.exchange import Widths
 
     return Widths(heads, kv_heads, dim)
 

@@ -75,10 +75,10 @@ def run(steps: int, asynchronous: bool) -> Clock:
     import numpy as np
 
     from unmask import Config, Trainer
-    from unmask.training import noise_scale
+    from unmask.engine import noise_scale
+    from unmask.engine.ema import Ema
+    from unmask.engine.levels import LevelLosses
     from unmask.training import trainer as trainers
-    from unmask.training.ema import Ema
-    from unmask.training.levels import LevelLosses
 
     generator = np.random.default_rng(0)
     texts = [{"input_ids": generator.integers(0, MASK, LENGTH).tolist()} for _ in range(16)]

@@ -51,7 +51,8 @@ def steps(device: Any, held: ExitStack) -> dict[str, Callable[[], None]]:
     from unmask.config import ModelConfig, ParallelConfig
     from unmask.models import RowModel, load
     from unmask.objectives import build
-    from unmask.parallel import apply, data
+    from unmask.parallel import apply
+    from unmask.parallel import replicas as data
     from unmask.parallel.mesh import started
     from unmask.rows import Document
 

@@ -126,10 +126,10 @@ def training_step(case: Case, texts: Any, change: Callable[[Any], Any]) -> Step:
     import torch
 
     from unmask.config import ModelConfig
+    from unmask.engine import activations
     from unmask.models import RowModel, load
     from unmask.objectives import build
     from unmask.rows import flops
-    from unmask.training import activations
 
     loaded = load(ModelConfig(config=SHAPE, mask_token_id=MASK))
     row_model = RowModel(loaded.model, skip_last_layer=case.skip)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.training.tiny import MODEL, documents, losses
 from unmask import cli
 from unmask.errors import UserError
-from unmask.models.checkpoints import saved_steps
+from unmask.runs.folder import saved_steps
 
 
 @pytest.fixture

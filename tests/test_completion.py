@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unmask.completion import complete, script
+from unmask.cli.complete import complete, script
 from unmask.config import keys
 from unmask.errors import UserError
 

@@ -20,9 +20,9 @@ from unmask import Config, Trainer
 from unmask.cli import main
 from unmask.convert import RECIPES, convert, schedule
 from unmask.errors import UserError
-from unmask.models.checkpoints import open_model
 from unmask.objectives import build
 from unmask.objectives.block_schedule import Phase, checked
+from unmask.runs.open import open_model
 
 WORDS = 40
 

@@ -31,8 +31,8 @@ from unmask.demo.examples import Example, examples_from
 from unmask.demo.watch import Watch
 from unmask.errors import UserError
 from unmask.models import load as load_model
-from unmask.models.checkpoints import saved_steps
 from unmask.rows import Document
+from unmask.runs.folder import saved_steps
 
 SMALL = ["--steps", "3", "--layers", "1", "--files", "6"]
 

@@ -20,7 +20,7 @@ FUNCTION_LINES = 80
 ARGUMENTS = 7
 
 LEAF = {"errors", "files", "endings", "parsing", "terminal", "registry", "config", "hardware", "hf"}
-MODELS = LEAF | {"rows", "kernels", "objectives", "attention", "models"}
+MODELS = LEAF | {"rows", "kernels", "objectives", "attention", "blocks", "models"}
 #: What each part of the package may import of the others. "unmask" is the public API, unmask/__init__.py.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -38,23 +38,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": LEAF | {"rows"},
     "objectives": LEAF | {"rows", "kernels"},
     "attention": LEAF | {"rows", "kernels"},
+    "blocks": LEAF | {"rows", "kernels", "attention"},
     "models": MODELS,
-    "parallel": MODELS,
-    "sampling": MODELS | {"data"},
-    "evaluation": MODELS | {"data", "parallel", "sampling"},
-    "export": MODELS,
+    "processes": LEAF,
+    "parallel": MODELS | {"processes"},
+    "engine": MODELS | {"parallel"},
+    "runs": MODELS | {"data", "parallel", "engine", "tracking"},
+    "sampling": MODELS | {"data", "runs"},
+    "evaluation": MODELS | {"data", "processes", "parallel", "runs", "sampling"},
+    "export": MODELS | {"runs"},
     "recipes": LEAF,
-    "completion": LEAF | {"sampling", "recipes"},
-    "training": MODELS | {"data", "parallel", "sampling", "evaluation", "tracking"},
+    "training": MODELS | {"data", "processes", "parallel", "engine", "runs", "sampling", "evaluation", "tracking"},
+    "planning": MODELS | {"data", "parallel", "engine", "runs", "training"},
     # The top: a program that uses the API, the command line, and the API itself.
-    "demo": MODELS | {"unmask", "data", "sampling", "evaluation", "export", "tracking"},
+    "demo": MODELS | {"unmask", "data", "runs", "sampling", "evaluation", "export", "tracking"},
     "doctor": MODELS | {"unmask"},
-    "convert": MODELS | {"export"},
+    "convert": MODELS | {"runs", "export"},
     "cli": MODELS
-    | {"unmask", "data", "parallel", "sampling", "evaluation", "export", "tracking", "training"}
-    | {"convert", "demo", "doctor", "recipes", "completion"},
-    "__main__": {"endings", "parallel", "cli"},
-    "unmask": MODELS | {"data", "parallel", "sampling", "evaluation", "export", "tracking", "training"},
+    | {"unmask", "data", "processes", "parallel", "engine", "runs", "sampling", "evaluation", "export", "tracking"}
+    | {"training", "planning", "convert", "demo", "doctor", "recipes"},
+    "__main__": {"endings", "processes", "cli"},
+    "unmask": MODELS | {"data", "runs", "sampling", "evaluation", "export", "tracking", "training"},
 }
 
 #: Never in any of our files; patterns are split so that this file does not match itself.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unmask.config import Config, ParallelConfig
     from unmask.errors import UserError
-    from unmask.models.checkpoints import open_model as load
+    from unmask.runs.open import open_model as load
     from unmask.sampling import sample, stream
     from unmask.training.callbacks import Callback
     from unmask.training.trainer import Trainer
@@ -26,7 +26,7 @@ _PUBLIC = {
     "ParallelConfig": "unmask.config:ParallelConfig",
     "Trainer": "unmask.training.trainer:Trainer",
     "UserError": "unmask.errors:UserError",
-    "load": "unmask.models.checkpoints:open_model",
+    "load": "unmask.runs.open:open_model",
     "sample": "unmask.sampling:sample",
     "stream": "unmask.sampling:stream",
 }

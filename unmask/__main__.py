@@ -10,7 +10,7 @@ from unmask import endings
 def run() -> None:
     """Import the command line and call it."""
     with endings.at_once():
-        from unmask.parallel import launched
+        from unmask.processes import launched
 
         launched.end_with_launcher()
         from unmask.cli import main

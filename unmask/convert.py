@@ -20,13 +20,13 @@ from unmask.export.api import filled
 from unmask.export.hf import write
 from unmask.hf import read_config, vocabulary_of
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel
 from unmask.models.load import own_tokenizer
 from unmask.models.positions import limit_of
 from unmask.models.trained import objective_of
 from unmask.objectives import build
 from unmask.parsing import yaml_text
 from unmask.registry import nearest
+from unmask.runs.open import OpenModel
 
 #: What `--objective` takes: the objective's name and the options it is converted with.
 RECIPES: dict[str, dict[str, Any]] = {

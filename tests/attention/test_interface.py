@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tests.attention.dense import diffusion, random_tensors, softmax_attention
 from unmask.attention import FULL, NAME, Plan, register, tiles
 from unmask.attention.interface import attention_forward
+from unmask.engine.activations import apply
 from unmask.rows import Rows
-from unmask.training.activations import apply
 
 LAYERS = 3
 

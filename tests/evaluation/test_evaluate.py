@@ -20,9 +20,9 @@ from unmask.errors import UserError
 from unmask.evaluation import Evaluation, Measured, Share, bound, describe, evaluate, evaluate_sets, measure, named
 from unmask.evaluation.bound import ratio
 from unmask.models import RowModel
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import build
 from unmask.objectives.clip import scored_blocks
+from unmask.runs.open import OpenModel, open_model
 
 PACKS = [documents(34, 10), documents(15, 21, 8)]
 

@@ -13,8 +13,8 @@ from unmask.cli import main
 from unmask.errors import UserError
 from unmask.evaluation import alone, describe_answers, generate
 from unmask.evaluation.generation import Question, read
-from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
+from unmask.runs.open import OpenModel
 from unmask.sampling import Options
 
 OPTIONS = Options.parse({"length": 6, "steps": 6}, "test")

@@ -16,8 +16,8 @@ from unmask.cli import main
 from unmask.errors import UserError
 from unmask.evaluation import Asked, alone, evaluate_tasks, log_likelihoods, tasks
 from unmask.models import RowModel
-from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
+from unmask.runs.open import OpenModel
 from unmask.sampling import Options
 
 PAIRS = [([1, 2, 3], [4, 5]), ([7, 8, 9, 10, 11], [12]), ([1], [2, 3, 4, 5, 6, 7])]

@@ -20,8 +20,8 @@ from unmask.export import export
 from unmask.export.card import header
 from unmask.export.hf import write
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
+from unmask.runs.open import OpenModel
 from unmask.sampling import sample
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [

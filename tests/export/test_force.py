@@ -16,8 +16,8 @@ from unmask.export import export
 from unmask.export.api import filled
 from unmask.export.peft import write
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import build
+from unmask.runs.open import OpenModel, open_model
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.export import export, formats
 from unmask.export.hf import write
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import build
+from unmask.runs.open import OpenModel, open_model
 from unmask.sampling import sample
 
 

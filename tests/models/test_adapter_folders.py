@@ -11,8 +11,8 @@ from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.export.peft import write
 from unmask.models import load
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import build
+from unmask.runs.open import OpenModel, open_model
 
 LORAS = {"lora": {}, "nf4": {"quantize": "nf4"}, "norms": {"train": ["norms", "embeddings"]}}
 

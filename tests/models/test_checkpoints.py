@@ -7,7 +7,8 @@ import torch
 
 from tests.training.tiny import train, weights
 from unmask.errors import UserError
-from unmask.models.checkpoints import open_model, saved_steps, verify
+from unmask.runs.folder import saved_steps, verify
+from unmask.runs.open import open_model
 
 
 def test_a_run_or_a_step_opens_as_it_was_trained(tmp_path):

@@ -14,12 +14,13 @@ from tests.models.diffusion_gemma_config import CONFIG, TEXT
 from tests.parallel.trainer_cases import documents as prompts
 from tests.training.tiny import config
 from unmask.config import ModelConfig
+from unmask.engine import activations
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.mask_token import ensure_mask_token
 from unmask.objectives import build
-from unmask.training import activations, setup
-from unmask.training.footprint import footprint
+from unmask.planning.footprint import footprint
+from unmask.training import setup
 
 FROZEN = ("router", "vision")
 

@@ -15,8 +15,9 @@ from tests.training.tiny import config, documents, train
 from unmask.errors import UserError
 from unmask.evaluation.evaluate import evaluate
 from unmask.export import export
-from unmask.models import checkpoints, distcp
-from unmask.models.checkpoints import open_model
+from unmask.runs import distcp
+from unmask.runs import folder as checkpoints
+from unmask.runs.open import open_model
 from unmask.training.trainer import Trainer
 
 

@@ -18,10 +18,10 @@ from unmask.evaluation.command import run
 from unmask.evaluation.evaluate import evaluate
 from unmask.export import export
 from unmask.models import load
-from unmask.models.checkpoints import open_model
 from unmask.models.families import families
 from unmask.models.families import folder as folders
 from unmask.models.families.stored import Stored
+from unmask.runs.open import open_model
 from unmask.sampling import command, sample
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session

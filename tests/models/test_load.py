@@ -17,7 +17,7 @@ from unmask.convert import convert
 from unmask.data import load_tokenizer
 from unmask.errors import UserError
 from unmask.models import load
-from unmask.models.checkpoints import open_model
+from unmask.runs.open import open_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,

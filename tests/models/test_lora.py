@@ -17,10 +17,10 @@ from unmask.export import export
 from unmask.export.hf import write as write_whole
 from unmask.export.peft import write as write_adapters
 from unmask.models import RowModel, load, nf4
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.models.lora import adapters_of, merge
 from unmask.objectives import build
 from unmask.rows import Document
+from unmask.runs.open import OpenModel, open_model
 
 LORA = ["model.lora.rank=4", "model.lora.alpha=8", "model.dtype=float64"]
 VARIANTS = {

@@ -14,10 +14,11 @@ from unmask.attention import FULL
 from unmask.errors import UserError
 from unmask.export import export
 from unmask.models import RowModel, load, nf4
-from unmask.models.checkpoints import open_model, weights
 from unmask.objectives import build
+from unmask.planning.dry_run import plan
 from unmask.rows import Document
-from unmask.training.plan import plan
+from unmask.runs.distcp import weights
+from unmask.runs.open import open_model
 
 NF4 = ["model.lora.rank=4", "model.lora.alpha=8", "model.lora.quantize=nf4"]
 torchao = pytest.importorskip("torchao")

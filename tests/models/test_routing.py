@@ -6,10 +6,10 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.models.families import rows_of, stock, stock_hidden, tiny
+from unmask.engine import activations
 from unmask.errors import UserError
 from unmask.models import RowModel, routing
 from unmask.rows import inert
-from unmask.training import activations
 
 EXPERTS, SLOTS = 4, 2
 

@@ -12,8 +12,8 @@ from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.export import export
 from unmask.models import load
-from unmask.models.checkpoints import open_model
 from unmask.models.special import KINDS
+from unmask.runs.open import open_model
 from unmask.sampling.chat import Conversation, end_answers
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from tests.attention.dense import softmax_attention
 from unmask.attention.attend import attend
-from unmask.attention.exchange import Axis, Traffic, Widths, Wire, bytes_sent, resolve
-from unmask.attention.exchange.divided import DividedPattern
+from unmask.blocks.axis import Placed
+from unmask.blocks.exchange import Axis, Traffic, Widths, Wire, bytes_sent, resolve
+from unmask.blocks.exchange.divided import DividedPattern
+from unmask.blocks.placement import placements
 from unmask.objectives import build
-from unmask.parallel.block import Placed
 from unmask.rows import Document, Rows
-from unmask.rows.placement import placements
 
 OBJECTIVES = {
     "ar": {"name": "ar"},

@@ -15,7 +15,7 @@ for name in (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "unmask.cli.entry",
+    "unmask.cli.main",
     "unmask.training.trainer",
     "tests.training.tiny",
     "tests.parallel.trainer_cases",

@@ -97,8 +97,8 @@ def command(config: str, overrides: list[str], of_rank: dict[int, list[str]], fu
     """`unmask train` inside a worker: (exit code, stderr). of_rank: overrides of single ranks."""
     import errno
 
-    from unmask.cli import entry
-    from unmask.training.checkpoint import Checkpoints
+    from unmask.cli import main as entry
+    from unmask.runs.save import Checkpoints
 
     rank = int(os.environ["RANK"])
     failure = OSError(errno.ENOSPC, "No space left on device") if full_disk and rank == 0 else None

@@ -4,8 +4,8 @@ import pytest
 
 from tests.parallel.trainer_cases import Case, documents
 from tests.training.tiny import config, log
-from unmask.parallel.block import Layers
-from unmask.training.plan import plan
+from unmask.blocks.axis import Layers
+from unmask.planning.dry_run import plan
 from unmask.training.trainer import Trainer
 
 KINDS = {"keys and values", "queries", "partial results", "gradients"}
@@ -64,7 +64,7 @@ def test_the_log_and_the_dry_run_agree(placement, exchange, ranks, checkpointing
 
 
 def test_a_layer_with_labelled_queries_counts_as_the_last():
-    from unmask.attention.exchange import Widths
+    from unmask.blocks.exchange import Widths
     from unmask.rows import Shape
 
     layers = Layers(Shape(1, 1, 8, (None, 4, 4), skips=True), Widths(2, 1, 4))

@@ -17,8 +17,8 @@ from tests.parallel.processes import SECONDS, write_config
 from tests.parallel.test_launch import TWO, Group, runs
 from tests.training.tiny import config, documents
 from unmask import endings
-from unmask.models.checkpoints import open_model
-from unmask.parallel import launch, meeting
+from unmask.processes import launch, meeting
+from unmask.runs.open import open_model
 from unmask.training.trainer import Trainer
 
 

@@ -16,7 +16,7 @@ CASE = Case("block_diffusion (bd3lm)", "in_turn", "prefix", steps=4, model="slid
 
 def extended(path: str) -> tuple[dict[str, Any], list[str]]:
     """What `train` says of CASE with the page's own definitions, and the exchange that attention took."""
-    from unmask.attention.exchange import exchanges
+    from unmask.blocks.exchange import exchanges
 
     made = []
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.parallel.processes import Launched, command, ended, last_step, write_config
-from unmask.models.checkpoints import saved_steps
+from unmask.runs.folder import saved_steps
 
 LONG = "training.steps=5000"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.parallel.processes import SECONDS, command, last_step, write_config
 from unmask.cli import main
-from unmask.models.checkpoints import saved_steps
+from unmask.runs.folder import saved_steps
 
 TWO = ["parallel.block_parallel_size=2", "--nproc", "2"]
 
@@ -178,7 +178,7 @@ def test_a_mistake_is_told_once_and_never_tried_again(tmp_path):
 )
 def test_what_cannot_be_started_is_refused_before_a_process_is(arguments, sentence, tmp_path, capfd):
     with mock.patch.object(sys, "argv", ["unmask", "train", str(write_config(tmp_path)), *arguments]):
-        with pytest.raises(SystemExit) as ended, mock.patch("unmask.parallel.launch.launch") as launch:
+        with pytest.raises(SystemExit) as ended, mock.patch("unmask.processes.launch.launch") as launch:
             main()
     said = capfd.readouterr().err
     assert ended.value.code == 2 and sentence in said and said.count("\n") == 1, said
@@ -188,7 +188,7 @@ def test_what_cannot_be_started_is_refused_before_a_process_is(arguments, senten
 def test_auto_starts_what_the_axes_multiply_to(tmp_path, capfd):
     asked = ["unmask", "train", str(write_config(tmp_path)), "parallel.data_parallel_size=2", "--nproc", "auto"]
     with mock.patch.object(sys, "argv", [*asked, "--restarts", "1"]):
-        with mock.patch("unmask.parallel.launch.launch", return_value=0) as launch, pytest.raises(SystemExit) as ended:
+        with mock.patch("unmask.processes.launch.launch", return_value=0) as launch, pytest.raises(SystemExit) as ended:
             main()
     assert not ended.value.code
     assert launch.call_args.args == (["train", asked[2], "parallel.data_parallel_size=2"], 2, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unmask.parallel.launched import PORTS, adopt_slurm, hosts
+from unmask.processes.launched import PORTS, adopt_slurm, hosts
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from tests.parallel.resumption import goes_on, run
 from tests.parallel.trainer_cases import STEPS, Case, train
-from unmask.models import checkpoints as layout
-from unmask.models.checkpoints import open_model
+from unmask.runs import folder as layout
+from unmask.runs.open import open_model
 
 BASE = Case("block_diffusion (bd3lm)", "csbp", batch_size=4, micro_batch=2)
 ON = {

@@ -8,8 +8,8 @@ from tests.parallel.shard_cases import held, named
 from tests.parallel.trainer_cases import Case, documents
 from tests.training.tiny import config
 from unmask.config import ParallelConfig
+from unmask.planning.dry_run import plan
 from unmask.training import setup
-from unmask.training.plan import plan
 
 CASE = {"placement": "auto", "exchange": "auto", "batch_size": 4, "micro_batch": 1}
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.parallel.processes import write_config
 from tests.parallel.test_launch import TWO, Group
-from unmask.parallel import meeting
+from unmask.processes import meeting
 
 LISTENING = "0A"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

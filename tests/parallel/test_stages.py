@@ -15,7 +15,6 @@ from tests.training.tiny import config
 from unmask.config import ParallelConfig
 from unmask.errors import UserError
 from unmask.parallel import stages
-from unmask.parallel.launch import check as check_launch
 from unmask.parallel.stages import Layout
 
 
@@ -107,7 +106,9 @@ def test_a_launcher_starts_no_process_for_what_cannot_run(overrides, sentence, t
         key = "training.batch_size" + text[5:] if text.startswith("MICRO") else text
         given.append(key if "." in key else f"parallel.{key}")
     with pytest.raises(UserError) as caught:
-        check_launch(config(tmp_path, *given), 0)
+        asked = config(tmp_path, *given)
+        asked.parallel.refuse_unsupported()
+        stages.check_config(stages.resolved(asked))
     assert sentence in str(caught.value)
 
 

@@ -28,7 +28,7 @@ FEATURES = ("training.ema=0.8", "model.mask_noise_steps=6", "evaluation.every=3"
 
 
 def averages(run):
-    from unmask.models.checkpoints import open_model
+    from unmask.runs.open import open_model
 
     folder = sorted(Path(run).glob("step-*"))[-1]
     return {name: weight.detach().numpy() for name, weight in open_model(folder / "ema").model.named_parameters()}

@@ -9,7 +9,7 @@ import pytest
 from tests.parallel.trainer_cases import documents
 from tests.parallel.training_cases import everything, first_noise, full_disk
 from tests.training.tiny import train
-from unmask.models.checkpoints import saved_steps
+from unmask.runs.folder import saved_steps
 from unmask.training.batches import micro_batches
 
 MESHES = {

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from unmask.attention.exchange.wire import AHEAD, _pump
+from unmask.blocks.exchange.wire import AHEAD, _pump
 
 
 class Recorded:

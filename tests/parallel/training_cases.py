@@ -81,7 +81,7 @@ def full_disk(path: str) -> str:
 
     from tests.training.tiny import config
     from unmask.errors import UserError
-    from unmask.training.checkpoint import Checkpoints
+    from unmask.runs.save import Checkpoints
     from unmask.training.trainer import Trainer
 
     options = ["parallel.data_parallel_size=2", "checkpoint.asynchronous=true", "checkpoint.every=2"]

@@ -12,8 +12,8 @@ from unmask import Config, Trainer
 from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.objectives import build
+from unmask.planning.dry_run import plan
 from unmask.recipes import names, summary, table, text, write
-from unmask.training.plan import plan
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(24)]
 PAIRS = [{"prompt": f"{first} + 1 = ", "response": str(first + 1)} for first in range(24)]

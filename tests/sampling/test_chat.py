@@ -11,8 +11,8 @@ import torch
 from tests.sampling.reference import EOS, MASK, tiny
 from tests.sampling.words import START, TEMPLATE, TURN_END, word_tokenizer
 from unmask.errors import UserError
-from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
+from unmask.runs.open import OpenModel
 from unmask.sampling import chat, command
 from unmask.sampling.chat import Conversation, talk
 

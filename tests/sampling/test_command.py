@@ -10,8 +10,8 @@ import pytest
 from tests.sampling.reference import MASK, tiny
 from tests.sampling.test_stream import Bytes
 from unmask.errors import UserError
-from unmask.models.checkpoints import OpenModel
 from unmask.objectives import build
+from unmask.runs.open import OpenModel
 from unmask.sampling import Fill, sample
 from unmask.sampling import command as module
 from unmask.sampling.command import run

@@ -7,7 +7,7 @@ import yaml
 
 from unmask.config import Config
 from unmask.errors import UserError
-from unmask.tracking.compare import as_json, compare, table
+from unmask.runs.compare import as_json, compare, table
 
 
 def step(number, loss, tokens=100, **more):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unmask.tracking import reading as module
+from unmask.cli import progress as module
 
 
 def test_plain_lines_carry_an_eta(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from tests.parallel.processes import Launched, write_config
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask import Config, Trainer
 from unmask.errors import UserError
-from unmask.models import checkpoints as layout
-from unmask.training.checkpoint import Checkpoints
+from unmask.runs import folder as layout
+from unmask.runs.save import Checkpoints
 
 OPTIONS = ["checkpoint.asynchronous=true", "checkpoint.every=2"]
 

@@ -6,7 +6,7 @@ from tests.training.tiny import documents, log, stop_at, train, weights
 from unmask import load
 from unmask.errors import UserError
 from unmask.evaluation.bound import Bound
-from unmask.models import checkpoints as layout
+from unmask.runs import folder as layout
 from unmask.training import trainer as trainers
 
 OPTIONS = ["checkpoint.best=true", "evaluation.every=1", "evaluation.packs=1", "checkpoint.keep=1"]

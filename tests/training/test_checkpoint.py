@@ -10,8 +10,8 @@ import torch
 
 from tests.training.tiny import documents, log, losses, stop_at, train, weights
 from unmask.errors import UserError
-from unmask.models import checkpoints as layout
-from unmask.training.checkpoint import Checkpoints
+from unmask.runs import folder as layout
+from unmask.runs.save import Checkpoints
 
 
 def state(trainer):

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from tests.training.tiny import MODEL, config, documents, train
 from unmask.data import checksums, dataset_from, open_dataset, prepare
 from unmask.errors import UserError
-from unmask.models.checkpoints import open_model
+from unmask.planning.dry_run import plan
+from unmask.runs.open import open_model
 from unmask.training import setup
-from unmask.training.plan import plan
 
 
 def words(path: Path, ids: dict[str, int], **special: Any) -> str:

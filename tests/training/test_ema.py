@@ -9,10 +9,10 @@ from torch import nn
 
 from tests.training.tiny import documents, log, losses, stop_at, train, weights
 from unmask import load
+from unmask.engine.ema import Ema
 from unmask.errors import UserError
 from unmask.evaluation import evaluate
 from unmask.export import export
-from unmask.training.ema import Ema
 
 
 def averages(history, decay):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.training.tiny import MODEL, config, documents
+from unmask.planning.footprint import Ledger, footprint
 from unmask.training import setup
-from unmask.training.footprint import Ledger, footprint
 from unmask.training.trainer import micro_batches
 
 WIDE = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "vocab_size": 4096, "num_hidden_layers": 3}
@@ -18,7 +18,7 @@ PROGRAM = """
 import json, sys
 import numpy as np
 from unmask import Config, Trainer
-from unmask.training.plan import plan
+from unmask.planning.dry_run import plan
 settings = Config.parse(json.loads(sys.argv[1]), "test")
 if sys.argv[2] == "plan":
     print(json.dumps(plan(settings)))
@@ -88,7 +88,7 @@ def test_the_ledger_counts_what_lives_and_only_while_it_lives():
 
 
 def test_an_optimiser_that_reads_values_is_not_foretold(tmp_path):
-    from unmask.training.optimizers import optimizers
+    from unmask.engine.optimizers import optimizers
 
     class Reading(torch.optim.SGD):
         def step(self, closure=None):

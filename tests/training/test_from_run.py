@@ -5,7 +5,7 @@ import torch
 
 from tests.training.tiny import config, documents, log, train, weights
 from unmask import Config, Trainer, UserError
-from unmask.models.checkpoints import open_model
+from unmask.runs.open import open_model
 from unmask.training import setup
 
 HERE = ["model.config=null", "model.mask_token_id=null"]

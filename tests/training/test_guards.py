@@ -9,9 +9,9 @@ import pytest
 
 from tests.training.tiny import config, documents, train
 from unmask.cli import main
+from unmask.engine.guards import FiniteGuard
 from unmask.errors import UserError
-from unmask.models.checkpoints import saved_steps
-from unmask.training.guards import FiniteGuard
+from unmask.runs.folder import saved_steps
 from unmask.training.trainer import Trainer
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tests.training.tiny import log, stop_at, train
+from unmask.engine.levels import LevelLosses, masked_share
 from unmask.objectives import build
 from unmask.objectives.levels import bin_of
 from unmask.rows import Document
-from unmask.training.levels import LevelLosses, masked_share
 
 MASK = 63
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unmask.errors import UserError
-from unmask.training.lock import alone_in
+from unmask.runs.lock import alone_in
 
 
 def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import torch
 from tests.training.test_footprint import bytes_of, prepared
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
+from unmask.engine.low_precision import BLOCK, Codec, LowPrecisionAdamW, block_of, table
 from unmask.errors import UserError
-from unmask.training.footprint import footprint
-from unmask.training.low_precision import BLOCK, Codec, LowPrecisionAdamW, block_of, table
+from unmask.planning.footprint import footprint
 
 #: Matrices of 4096 elements at least, the smallest that are kept in blocks.
 SIZES = ["model.config.hidden_size=64", "data.pack_tokens=64"]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from unmask.training.mask_noise import MaskNoise
+from unmask.engine.mask_noise import MaskNoise
 
 
 def test_only_the_mask_token_is_moved_and_the_weight_is_not():

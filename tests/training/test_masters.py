@@ -6,10 +6,10 @@ import torch
 from tests.training.test_footprint import bytes_of, prepared
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
-from unmask.models.checkpoints import open_model
-from unmask.training import masters, optimizers
-from unmask.training.footprint import footprint
-from unmask.training.masters import MASTER, Mastered
+from unmask.engine import masters, optimizers
+from unmask.engine.masters import MASTER, Mastered
+from unmask.planning.footprint import footprint
+from unmask.runs.open import open_model
 
 #: At this rate an update of a weight above 0.04 is less than half the distance of two numbers in bf16.
 SLOW = OptimizerConfig(learning_rate=1e-5, weight_decay=0.1)

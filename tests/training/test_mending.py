@@ -6,11 +6,13 @@ import pytest
 
 from tests.training.tiny import config, documents, log, losses, train
 from unmask.errors import UserError
-from unmask.models import checkpoints as layout
-from unmask.tracking.compare import compare
-from unmask.training import own_objective, record
-from unmask.training.mending import mend
-from unmask.training.resume import continued
+from unmask.runs import folder as layout
+from unmask.runs import record
+from unmask.runs.compare import compare
+from unmask.runs.mending import mend
+from unmask.runs.open import open_model
+from unmask.runs.resume import continued
+from unmask.training import own_objective
 from unmask.training.trainer import Trainer
 
 DEEP = "[" * 10_000
@@ -86,14 +88,14 @@ def test_a_state_of_another_shape_is_one_sentence(finished):
         for tree in [*altered(json.loads(own)), [], None]:
             file.write_text(json.dumps(tree))
             manifest.write_text(json.dumps({"files": {"state.json": layout.describe(folder)["state.json"]}}))
-            count += refused(lambda: trainer._restore(continued(trainer.run)), file, folder)
+            count += refused(lambda: trainer._restore(continued(trainer.run.identity)), file, folder)
             refused(lambda: own_objective._own(str(finished)), file, folder)
         for text in ("", DEEP, '{"step": ' + DEEP):
             file.write_text(text)
             manifest.write_text(json.dumps({"files": {"state.json": layout.describe(folder)["state.json"]}}))
-            assert refused(lambda: layout.open_model(finished), file)
+            assert refused(lambda: open_model(finished), file)
         manifest.write_text(DEEP)
-        assert refused(lambda: layout.open_model(finished), manifest)
+        assert refused(lambda: open_model(finished), manifest)
     finally:
         file.write_text(own)
         manifest.write_text(signed)

@@ -11,7 +11,7 @@ from tests.training.tiny import config, documents, log, losses, stop_at, train, 
 from unmask import Trainer
 from unmask.data import prepare
 from unmask.errors import UserError
-from unmask.training.plan import plan, table
+from unmask.planning.dry_run import plan, table
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.training.tiny import PLAIN, config, documents, log, stop_at, train
+from unmask.engine.noise_scale import DECAY, NoiseScale
 from unmask.errors import UserError
 from unmask.training import setup
 from unmask.training.batches import micro_batches
-from unmask.training.noise_scale import DECAY, NoiseScale
 
 
 def test_it_finds_the_noise_that_was_put_in():

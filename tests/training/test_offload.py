@@ -8,10 +8,10 @@ import torch
 from tests.attention.test_interface import LAYERS, diffusion, gradients, run, tiny
 from tests.training.test_footprint import prepared
 from unmask.attention import Plan
+from unmask.engine.activations import apply
+from unmask.engine.offload import InTurn, Offload
 from unmask.errors import UserError
-from unmask.training.activations import apply
-from unmask.training.footprint import footprint
-from unmask.training.offload import InTurn, Offload
+from unmask.planning.footprint import footprint
 
 
 class Recorded(Offload):

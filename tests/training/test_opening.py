@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.training.tiny import config, documents, train
+from unmask.planning.dry_run import plan
 from unmask.training import opening
-from unmask.training.plan import plan
 
 
 def test_the_header_and_what_has_changed(tmp_path, monkeypatch, capsys):

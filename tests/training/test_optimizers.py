@@ -6,8 +6,8 @@ from torch import nn
 
 from tests.training.tiny import documents, log, losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
+from unmask.engine import optimizers
 from unmask.errors import UserError
-from unmask.training import optimizers
 
 
 class Tied(nn.Module):

@@ -14,9 +14,9 @@ from unmask.errors import UserError
 from unmask.export import export
 from unmask.models import load
 from unmask.objectives import build, described
+from unmask.planning.dry_run import plan
 from unmask.recipes import text
 from unmask.training.own_objective import chosen
-from unmask.training.plan import plan
 
 
 def folder(path, name=None, options=None):

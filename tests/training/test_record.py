@@ -11,7 +11,7 @@ from tests.training.tiny import config, documents, log, losses, stop_at
 from unmask import Trainer
 from unmask.cli import main
 from unmask.errors import UserError
-from unmask.training import record
+from unmask.runs import record
 from unmask.training.trainer import Trainer as Again
 
 

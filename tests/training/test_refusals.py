@@ -11,8 +11,8 @@ from tests.training.tiny import config, documents, log, losses, train
 from unmask import Config, Trainer
 from unmask.errors import UserError
 from unmask.objectives import Objective, objectives
+from unmask.planning.dry_run import plan
 from unmask.training import refusals, setup
-from unmask.training.plan import plan
 
 PROMPTS = [{"input_ids": list(range(20)), "loss_mask": [0] * 20}] * 3
 OBJECTIVES = [{"name": "ar"}, {"name": "mdlm"}, {"name": "block_diffusion"}, {"name": "fast_dllm_v2"}]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from unmask.training import repository
+from unmask.runs import repository
 
 state = repository.state.__wrapped__
 

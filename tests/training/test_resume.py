@@ -7,9 +7,9 @@ import pytest
 
 from tests.training.tiny import config, documents, losses, train
 from unmask.errors import UserError
-from unmask.models import checkpoints as layout
-from unmask.training.resume import continued
-from unmask.training.setup import LEFT_OUT, prepare
+from unmask.runs import folder as layout
+from unmask.runs.resume import LEFT_OUT, continued
+from unmask.training.setup import prepare
 
 BLOCKS = {"name": "block_diffusion", "block_size": 8}
 
@@ -41,7 +41,7 @@ def older(run, path, *keys, **values):
 
 
 def goes_on(path, *overrides, data=None, **objective):
-    return continued(prepare(config(path, *overrides, objective=objective), data or documents()))
+    return continued(prepare(config(path, *overrides, objective=objective), data or documents()).identity)
 
 
 @pytest.mark.parametrize(

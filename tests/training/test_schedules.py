@@ -5,8 +5,8 @@ import math
 import pytest
 
 from unmask.config import ScheduleConfig
+from unmask.engine.schedules import multiplier, schedules
 from unmask.errors import UserError
-from unmask.training.schedules import multiplier, schedules
 
 
 def values(steps, **options):

@@ -25,7 +25,7 @@ BACKENDS = {
     "reference": "unmask.attention.reference",
     "tiles": "unmask.attention.tiles",
     "flex": "unmask.attention.flex",
-    "divided": "unmask.attention.exchange.divided",
+    "divided": "unmask.blocks.exchange.divided",
 }
 
 

@@ -5,6 +5,6 @@ from unmask.cli import train, prepare, sample, evaluate, export, small  # noqa: 
 
 # isort: on
 from unmask.cli.app import app
-from unmask.cli.entry import main
+from unmask.cli.main import main
 
 __all__ = ["app", "main"]

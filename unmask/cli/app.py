@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from unmask import completion as complete
+from unmask.cli import complete
 from unmask.errors import UserError
 
 #: What --ema is for.

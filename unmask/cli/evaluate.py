@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from unmask import completion as complete
+from unmask.cli import complete
 from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
-from unmask.parallel import launched
+from unmask.processes import launched
 from unmask.terminal import say
 
 
@@ -62,8 +62,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """The likelihood bound of texts (torchrun divides the packs), answers to held-out prompts, or tasks of lm-eval."""
+    from unmask.cli.progress import steps
     from unmask.evaluation.command import run
-    from unmask.tracking.reading import steps
 
     kinds = {f"--{name}": value for name, value in vars(what).items()}
     progress = steps if launched.rank() == 0 else None

@@ -50,8 +50,8 @@ def prepare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the dataset's figures as JSON.")] = False,
 ) -> None:
     """Tokenise text, conversations or ids into a dataset that training reads."""
+    from unmask.cli.progress import reading
     from unmask.data.command import run
-    from unmask.tracking.reading import reading
 
     with reading() as report:
         made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)

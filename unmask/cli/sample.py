@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unmask import completion as complete
+from unmask.cli import complete
 from unmask.cli.app import EMA, app, grouped, weights
 from unmask.errors import UserError
 
@@ -80,9 +80,9 @@ def sample(
         return
     if chat != Chat():
         raise UserError("--system and --chat-template are for --chat")
+    from unmask.cli.progress import steps
     from unmask.sampling.command import run
     from unmask.sampling.prompts import asked
-    from unmask.tracking.reading import steps
 
     wanted, progress = asked(**given), partial(steps, "sampling", "texts")
     if run(source, options, wanted, stream=manner.stream, as_json=as_json, progress=progress):

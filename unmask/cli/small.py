@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unmask import completion as complete
+from unmask.cli import complete
 from unmask.cli.app import app
 from unmask.errors import UserError
 from unmask.terminal import say
@@ -21,7 +21,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Runs side by side: where their configs differ, losses at the same point, speed and memory."""
-    from unmask.tracking import compare as comparison
+    from unmask.runs import compare as comparison
 
     facts = comparison.compare(runs, by)
     say(comparison.as_json(facts) if as_json else comparison.table(facts))

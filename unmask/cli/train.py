@@ -12,7 +12,7 @@ import typer
 
 from unmask.cli.app import Overrides, app, grouped
 from unmask.errors import UserError
-from unmask.parallel import launched
+from unmask.processes import launched
 from unmask.terminal import say
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted."""
-    from unmask.training.record import given
+    from unmask.runs.record import given
 
     settings, repeat = given(config, overrides or [], source, out)
     if launch.nproc is not None or launch.restarts:
@@ -55,7 +55,7 @@ def train(
         if not dry_run and (size > 1 or launch.restarts):
             _launch(size, launch.restarts, [config, *(overrides or [])], {"from": source, "out": out}, as_json)
     if dry_run:
-        from unmask.training.plan import plan, table
+        from unmask.planning.dry_run import plan, table
 
         facts = plan(settings)
         say(json.dumps(facts, indent=1) if as_json else table(facts))
@@ -74,17 +74,20 @@ def train(
 
 def _processes(settings: Config, launch: Launch) -> int:
     """How many processes to start; UserError for what cannot be started here."""
-    from unmask.parallel.launch import check, size_of
+    from unmask.parallel.stages import check_config, resolved
+    from unmask.processes.launch import check, size_of
 
     if launch.nproc is None:
         raise UserError("--restarts is for processes that are started here: give --nproc too")
-    check(settings, launch.restarts)
+    check(settings.checkpoint, launch.restarts)
+    settings.parallel.refuse_unsupported()
+    check_config(resolved(settings))
     return size_of(launch.nproc, settings.parallel)
 
 
 def _launch(size: int, restarts: int, words: list[str | None], options: dict[str, Path | None], as_json: bool) -> None:
     """Train as `size` processes, and end as they do."""
-    from unmask.parallel.launch import launch
+    from unmask.processes.launch import launch
 
     arguments = ["train", *filter(None, words), *(["--json"] if as_json else [])]
     for name, value in options.items():
@@ -103,7 +106,7 @@ def inspect(
 ) -> None:
     """Draw what a run would do on several ranks; one process is enough."""
     from unmask.config import Config
-    from unmask.training.plan import inspect as look
+    from unmask.planning.dry_run import inspect as look
 
     if not placement:
         raise UserError("say what to inspect: --placement")

@@ -51,6 +51,12 @@ class ParallelConfig(Section):
     timeout: float = Field(default=600.0, gt=0)
 
     @property
+    def processes(self) -> int:
+        """What the axes multiply to."""
+        copies = self.data_parallel_size * self.shard_size
+        return self.pipeline_stages * copies * self.block_parallel_size * self.model_parallel_size
+
+    @property
     def level(self) -> int:
         """The level of ZeRO over shard_size x block_parallel_size ranks; 0: every rank holds everything."""
         if self.shard_size == 1 and (self.zero is None or self.block_parallel_size == 1):

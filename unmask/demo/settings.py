@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask import Config
-from unmask.models.checkpoints import saved_steps
+from unmask.runs.folder import saved_steps
 
 VOCABULARY = 4096
 #: Stands for a length that is not known yet.

@@ -23,9 +23,9 @@ from unmask.export import export
 from unmask.hf import vocabulary_of
 from unmask.models import RowModel, load
 from unmask.models.bars import no_bars
-from unmask.models.checkpoints import saved_steps
 from unmask.objectives import Objective, build
 from unmask.rows import Document
+from unmask.runs.folder import saved_steps
 
 Precision = Literal["fp32", "bf16"]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from unmask.errors import UserError
-from unmask.models.checkpoints import OpenModel, open_model
+from unmask.runs.open import OpenModel, open_model
 from unmask.sampling.options import Options
 from unmask.terminal import say
 

@@ -21,10 +21,11 @@ from unmask.errors import UserError, counted
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.models import RowModel
 from unmask.models.check import check_positions
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.objectives import Objective, rebuild
-from unmask.parallel.mesh import Mesh, started, world_size
+from unmask.parallel.mesh import Mesh, started
+from unmask.processes.group import world_size
 from unmask.rows import Document
+from unmask.runs.open import OpenModel, open_model
 from unmask.terminal import say
 
 

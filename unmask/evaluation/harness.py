@@ -21,8 +21,8 @@ from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.evaluation.likelihood import log_likelihoods
 from unmask.models import RowModel
-from unmask.models.checkpoints import OpenModel, open_model
 from unmask.models.positions import limit_of
+from unmask.runs.open import OpenModel, open_model
 from unmask.sampling.api import result
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session

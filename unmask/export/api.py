@@ -13,10 +13,11 @@ from typing import Any
 
 from unmask.errors import UserError, as_path, disk_refusal
 from unmask.hf import read_config
-from unmask.models.checkpoints import ADAPTERS, OpenModel, open_model, saved_steps
 from unmask.models.families import origin_of
 from unmask.objectives import Objective
 from unmask.registry import Registry
+from unmask.runs.folder import saved_steps
+from unmask.runs.open import ADAPTERS, OpenModel, open_model
 from unmask.terminal import say
 
 formats = Registry(

@@ -18,7 +18,7 @@ from unmask.models.special import end_tokens
 from unmask.objectives import described, name_of
 
 if TYPE_CHECKING:
-    from unmask.models.checkpoints import OpenModel
+    from unmask.runs.open import OpenModel
 
 #: Where huggingface_hub keeps what it has fetched: the one place whose path tells the name of a model.
 FETCHED = re.compile(r"(?:^|[\\/])models--([^\\/]+?)--([^\\/]+)(?:[\\/]|$)")

@@ -11,10 +11,10 @@ from typing import Any
 
 from unmask.export.card import header, title
 from unmask.models import lora
-from unmask.models.checkpoints import OpenModel
 from unmask.models.families import write_folder
 from unmask.models.trained import objective_of
 from unmask.objectives import described, name_of
+from unmask.runs.open import OpenModel
 
 CARD = """\
 {header}# {title} trained with unmask

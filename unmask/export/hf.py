@@ -11,10 +11,10 @@ from pathlib import Path
 from unmask.export.card import card
 from unmask.models import lora
 from unmask.models.bars import bars_in_terminals_only
-from unmask.models.checkpoints import OpenModel
 from unmask.models.families import ORIGIN
 from unmask.models.special import complete, savable
 from unmask.objectives import name_of
+from unmask.runs.open import OpenModel
 
 
 def write(opened: OpenModel, folder: Path) -> None:

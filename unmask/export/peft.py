@@ -14,9 +14,9 @@ from typing import Any
 from unmask.errors import UserError
 from unmask.export.card import header
 from unmask.models import lora
-from unmask.models.checkpoints import ADAPTERS, OpenModel
 from unmask.models.families import origin_of
 from unmask.objectives import name_of
+from unmask.runs.open import ADAPTERS, OpenModel
 
 CARD = """\
 {header}# Adapters of {kind} language model trained with unmask

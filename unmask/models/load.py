@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,11 +144,11 @@ def _from_checkpoint(path: Path, dtype: torch.dtype, deferred: Deferred | None) 
         folder, options["gguf_file"] = path.parent, path.name
         options["quantization_config"] = GgufConfig(dequantize=True)  # blocks can be neither trained nor saved
     elif not (path / "config.json").exists():
-        from unmask.models.checkpoints import step_of, stored_model  # which open what is made here
+        runs = import_module("unmask.runs.open")
 
-        if (step := step_of(path)) is None:
+        if (step := runs.step_of(path)) is None:
             raise UserError(f"model.name={path}: no config.json in this folder, and it is no run with a checkpoint")
-        return stored_model(step, dtype)
+        return runs.stored_model(step, dtype)
     elif (family := family_of(raw := _read(path), path / "config.json")) is not None:
         return open_folder(path, family, raw, dtype, deferred)
     else:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.attention import Plan
-from unmask.attention.exchange import Widths
+from unmask.blocks.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers, layer_attention
 from unmask.models.conditioned import Apart, Before, Kept, Part
@@ -58,7 +58,7 @@ class RowBatch:
 
 
 class Divide(Protocol):
-    """The block axis (`unmask.parallel.block.BlockAxis`)."""
+    """The block axis (`unmask.blocks.axis.BlockAxis`)."""
 
     def divide(
         self, rows: Rows, device: torch.device

@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from unmask.attention.exchange import check_name
-from unmask.attention.exchange.ulysses import check_heads
+from unmask.blocks.axis import BlockAxis, Layers
+from unmask.blocks.exchange import check_name
+from unmask.blocks.exchange.ulysses import check_heads
+from unmask.blocks.placement import placements
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, nf4
 from unmask.models.check import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
-from unmask.parallel.block import BlockAxis, Layers
-from unmask.parallel.data import Sums, summed
 from unmask.parallel.mesh import Mesh
 from unmask.parallel.pipeline import Pipeline
+from unmask.parallel.replicas import Sums, summed
 from unmask.parallel.shard import sharded
 from unmask.parallel.stages import Layout
 from unmask.registry import nearest
-from unmask.rows.placement import placements
 
 
 class Pipe(NamedTuple):

@@ -4,16 +4,14 @@ Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `rep
 a batch), `shard` (ranks that a copy is divided over, which share the batch as well), `block` (ranks that share a pack)
 and `tensor` (ranks that share every layer). FSDP2 divides over `shard x block`. Experts are divided over neighbours of
 replicate x shard x block.
-Processes are started by `unmask train --nproc`, torchrun, or anything else that `unmask.parallel.launched` understands.
+Processes are started by `unmask train --nproc`, torchrun, or anything that `unmask.processes.launched` understands.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -24,18 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, distribute_tensor
 
-from unmask.attention.exchange import Axis, Traffic, Wire
+from unmask.blocks.exchange import Axis, Traffic, Wire
 from unmask.config import ParallelConfig, flat
-from unmask.errors import RankLost, UserError
-from unmask.parallel import launched
-from unmask.parallel.meeting import joined
-from unmask.parallel.pulse import Pulse
+from unmask.errors import UserError
+from unmask.processes.group import check_sizes, initialised, naming, world_size
+from unmask.processes.pulse import Pulse
 
 T = TypeVar("T")
-
-#: What torch says when the other end of a collective is gone or silent.
-CONNECTION = ("onnection", "imed out", "imeout", "peer", "NCCL", "gloo", "Socket")
-
 
 #: Outermost first.
 AXES = ("pipeline", "replicate", "shard", "block", "tensor")
@@ -157,24 +150,9 @@ class Mesh:
                         told=not self.first,
                     )
 
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """The loss of another process becomes a UserError that names it, and of all processes one tells it.
-
-        A process that ends by a mistake of its own says so to the others, which then have nothing to add.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            raise lost(self, error) from error
-        except UserError as error:
-            if error.told is None and self.pulse is not None:
-                error.told = self.pulse.verdict([self.rank])[1]
-            raise
-        except OSError:
-            if self.pulse is not None:
-                self.pulse.verdict([self.rank])
-            raise
+    def naming(self) -> AbstractContextManager[None]:
+        """See `unmask.processes.group.naming`."""
+        return naming(self.pulse, self.rank)
 
     def close(self) -> None:
         """Wait for what is still on its way."""
@@ -186,40 +164,9 @@ class Mesh:
         assert self.size == math.prod(self.sizes.values())
 
 
-def processes(config: ParallelConfig) -> int:
-    """What the axes multiply to."""
-    return math.prod(_sizes(config).values())
-
-
 def _sizes(config: ParallelConfig) -> dict[str, int]:
     sizes = (config.pipeline_stages, config.data_parallel_size, config.shard_size)
     return dict(zip(AXES, (*sizes, config.block_parallel_size, config.model_parallel_size), strict=True))
-
-
-def world_size() -> int:
-    """How many processes were started together; 1 without a launcher."""
-    if dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def check_sizes(config: ParallelConfig, started: int | None = None) -> None:
-    """UserError when the axes do not multiply to the number of processes."""
-    started = world_size() if started is None else started
-    product = processes(config)
-    if product != started:
-        axes = ["data_parallel_size", "block_parallel_size"]
-        if config.shard_size > 1:
-            axes.insert(1, "shard_size")
-        if config.model_parallel_size > 1:
-            axes.append("model_parallel_size")
-        if config.pipeline_stages > 1:
-            axes.insert(0, "pipeline_stages")
-        sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
-        raise UserError(
-            f"{sizes} asks for {product} processes, and {started} {'was' if started == 1 else 'were'} started: unmask "
-            f"train --nproc {product} ..."
-        )
 
 
 @contextmanager
@@ -236,49 +183,10 @@ def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
         with _made(config, device) as mesh, mesh.naming():
             yield mesh
     else:
-        with _joined(config, device) as pulse, _made(config, device) as mesh, pulse:
+        with initialised(device, config.timeout) as pulse, _made(config, device) as mesh, pulse:
             mesh.pulse = pulse
             with mesh.naming():
                 yield mesh
-
-
-@contextmanager
-def _joined(config: ParallelConfig, device: torch.device) -> Iterator[Pulse]:
-    """torch.distributed initialised from the launcher's environment."""
-    timeout = timedelta(seconds=config.timeout)
-    try:
-        store, rank, size = joined(timeout)
-        if launched.by_unmask():  # torchelastic keeps the store, and what is in it, over restarts
-            store = dist.PrefixStore(f"start {launched.restarts()[0]}", store)
-        store.set_timeout(timeout)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"parallel: the processes did not find each other: {first_line(error)}") from error
-    try:
-        yield Pulse(store, rank, size)
-    finally:
-        dist.destroy_process_group()
-
-
-def lost(mesh: Mesh, error: RuntimeError) -> Exception:
-    """A UserError where the cause of `error` is another process that is gone or silent, else the error itself."""
-    text = first_line(error)
-    if not any(sign in text for sign in CONNECTION):
-        return error
-    silent, told = mesh.pulse.verdict() if mesh.pulse is not None else ([], False)
-    who = "rank " + " and ".join(map(str, silent)) if silent else "a rank"
-    count, limit = launched.restarts()
-    # Advice on what a launcher does, or says, by itself would mislead.
-    manual = count == limit and not launched.by_unmask()
-    advice = "; look at its messages, and start all ranks again to go on from the last checkpoint" if manual else ""
-    return RankLost(f"{who} no longer answers, so the others stopped ({text}){advice}", told=told)
-
-
-def first_line(error: BaseException) -> str:
-    """What went wrong, without the place in somebody's source and the advice around it."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[\S+\.\w+:\d+\] ", "", line).split(". ")[0]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from unmask.attention.exchange import Traffic
+from unmask.blocks.exchange import Traffic
 from unmask.errors import UserError
 from unmask.models.check import decoder_layers
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows

@@ -9,7 +9,7 @@ Within a step of several micro-batches the levels differ:
     3       one layer at a time            divided after each micro-batch         2m all-gathers + m reduce-scatters
 
 With copies beside (hybrid sharding) the parts are summed over these once a step. All sums are plain: see
-`unmask.parallel.data`.
+`unmask.parallel.replicas`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor, Shard
 
-from unmask.attention.exchange import Traffic
+from unmask.blocks.exchange import Traffic
 from unmask.config import ParallelConfig
 from unmask.models import RowModel
 from unmask.models.check import decoder_layers

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from unmask.attention.exchange import Traffic
+from unmask.blocks.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import RowModel

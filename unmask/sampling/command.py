@@ -14,7 +14,7 @@ from rich.console import Console
 
 from unmask.errors import UserError
 from unmask.models import families
-from unmask.models.checkpoints import OpenModel, open_model
+from unmask.runs.open import OpenModel, open_model
 from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.canvas import Fill
 from unmask.sampling.display import live

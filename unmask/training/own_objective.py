@@ -14,9 +14,9 @@ from typing import Any
 from unmask.config import Config, ObjectiveConfig
 from unmask.errors import UserError
 from unmask.hf import read_config
-from unmask.models.checkpoints import state_of, step_of, taking_up
 from unmask.models.trained import also, objective_of
 from unmask.objectives import Objective, build, described, name_of, objectives, rebuild
+from unmask.runs.folder import state_of, step_of, taking_up
 
 #: Options that say how a model is decoded, which a variant of the same objective leaves as they are.
 STRUCTURE = ("block_size", "shift", "clean")

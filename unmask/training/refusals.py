@@ -12,13 +12,13 @@ import torch
 from unmask.config import Config
 from unmask.config.overrides import MUON, OF_SCHEDULE
 from unmask.data.mixing import NOTHING
+from unmask.engine.noise_scale import measurable
+from unmask.engine.schedules import in_steps
 from unmask.errors import UserError, counted
 from unmask.models import lora
 from unmask.objectives import Objective
 from unmask.objectives.base import needs_mask
 from unmask.rows import Document
-from unmask.training.noise_scale import measurable
-from unmask.training.schedules import in_steps
 
 if TYPE_CHECKING:
     from unmask.data import Dataset

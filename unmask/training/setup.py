@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +16,27 @@ from unmask.data import Dataset, Mixture, Packs, Reading, Sampler, Source, datas
 from unmask.data.beginnings import begin_with, beginning, shown
 from unmask.data.prepare import with_template
 from unmask.data.sources import exists, is_dataset
+from unmask.engine import low_precision, masters
+from unmask.engine.optimizers import optimizers
+from unmask.engine.schedules import schedules
 from unmask.errors import UserError
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
 from unmask.models.check import check_positions
-from unmask.models.checkpoints import newest, step_of
-from unmask.models.families import ORIGIN
 from unmask.models.families.deferred import Deferred
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
-from unmask.parallel.mesh import world_size
-from unmask.training import low_precision, masters, own_objective, refusals
+from unmask.processes.group import world_size
+from unmask.runs.folder import newest, step_of
+from unmask.runs.identity import Identity
+from unmask.runs.resume import LEFT_OUT
+from unmask.training import own_objective, refusals
 from unmask.training.batches import micro_batches
-from unmask.training.optimizers import optimizers
-from unmask.training.schedules import schedules
 
 if TYPE_CHECKING:
     from unmask.rows import Document
 
-#: In a fingerprint: chunks of documents that teach nothing and are not trained on.
-LEFT_OUT = "data.parts_left_out"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -112,23 +111,18 @@ class Run:
             ]
         )
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be unchanged for a resumed run to go on exactly, by the name a user knows it by."""
-        model = {"config": settings_of(self.model.config), "dtype": self.config.model.dtype, "shapes": self.shapes}
-        return {
-            "objective.name": self.config.objective.chosen,
-            **{f"objective.{name}": value for name, value in self.objective.model_dump(mode="json").items()},
-            "training.seed": self.config.training.seed,
+    @property
+    def identity(self) -> Identity:
+        """What must be unchanged for a resumed run to go on exactly."""
+        data, packs = self.config.data, self.packs
+        source = {
             "training.batch_size": self.config.training.batch_size,
-            "data.pack_tokens": self.config.data.pack_tokens,
-            "data.long_documents": self.config.data.long_documents,
-            "data.train": data_hash(self.packs),
-            LEFT_OUT: sum(source.packs.silent for source in self.packs.sources),
-            "optimizer.name": self.config.optimizer.name,
-            "optimizer.state": self.config.optimizer.state,
-            "model": model,
-            **({"model.lora": self.config.model.lora.model_dump(mode="json")} if self.config.model.lora.rank else {}),
+            "data.pack_tokens": data.pack_tokens,
+            "data.long_documents": data.long_documents,
+            "data.train": data_hash(packs),
+            LEFT_OUT: sum(source.packs.silent for source in packs.sources),
         }
+        return Identity(self.path, self.config, self.device, self.objective, self.model.config, self.shapes, source)
 
 
 def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
@@ -251,13 +245,6 @@ def balanced(run: Run) -> list[int]:
     with run.arithmetic():
         each, first, last = stages.measured(run.row_model, rows, objective)
     return stages.balanced(each, parallel.pipeline_stages * parallel.virtual, first, last)
-
-
-def settings_of(config: Any) -> dict[str, Any]:
-    """A model's configuration as JSON keeps it, without what does not change the function it computes."""
-    passing = ("transformers_version", "_name_or_path", "dtype", "architectures", "use_cache", ORIGIN)
-    fields = {key: value for key, value in config.to_dict().items() if key not in passing}
-    return json.loads(json.dumps(fields, default=str))
 
 
 def data_hash(packs: Mixture) -> str | list[Any]:

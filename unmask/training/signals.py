@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from unmask.endings import CAUGHT
-from unmask.parallel import launched
+from unmask.processes import launched
 
 
 class Interrupt:

@@ -1,7 +1,7 @@
 """The trainer: a batch, its rows, forward and backward, a clipped update, and what is written down about it.
 
 Everything random is a function of (seed, step) or (seed, document): a resumed run repeats the uninterrupted one bit for
-bit. The gradient of a batch, on any number of ranks, is in `unmask.training.gradients`.
+bit. The gradient of a batch, on any number of ranks, is in `unmask.engine.gradients`.
 """
 
 from __future__ import annotations
@@ -16,40 +16,43 @@ import torch
 
 from unmask import tracking
 from unmask.config import Config, ParallelConfig
+from unmask.engine import activations, optimizers, schedules
+from unmask.engine.ema import Ema
+from unmask.engine.gradients import Gradients
+from unmask.engine.guards import FiniteGuard
+from unmask.engine.levels import LevelLosses
+from unmask.engine.mask_noise import MaskNoise
+from unmask.engine.masters import masters
+from unmask.engine.noise_scale import NoiseScale, measurable
+from unmask.engine.offload import Offload, Streams
+from unmask.engine.scaling import SharedScaler
 from unmask.errors import UserError, as_path
 from unmask.evaluation import shared
 from unmask.files import write_whole
-from unmask.models import checkpoints as layout
 from unmask.models import routing
 from unmask.models.check import decoder_layers
 from unmask.objectives.base import needs_mask
-from unmask.parallel import apply, data, launched, mesh, shard
+from unmask.parallel import apply, mesh, shard
+from unmask.parallel import replicas as data
 from unmask.parallel.pipeline import Pipeline
 from unmask.parallel.stages import layout_of, resolved
+from unmask.processes import launched
 from unmask.rows import Document, Rows
+from unmask.runs import folder as layout
+from unmask.runs import record as records
+from unmask.runs.lock import alone_in
+from unmask.runs.mending import mend
+from unmask.runs.resume import changes, continued
+from unmask.runs.save import Best, Checkpoints
 from unmask.tracking import Record, Start, Tracker, console
 from unmask.tracking.jsonl import reached
-from unmask.training import activations, opening, optimizers, schedules, setup
-from unmask.training import record as records
+from unmask.training import opening, setup
 from unmask.training.batches import grouped, micro_batches
 from unmask.training.callbacks import Callback, Function, adopted
-from unmask.training.checkpoint import Best, Checkpoints
 from unmask.training.determinism import deterministic
-from unmask.training.ema import Ema
 from unmask.training.evaluate import evaluate, numbers
-from unmask.training.gradients import Gradients
-from unmask.training.guards import FiniteGuard
-from unmask.training.levels import LevelLosses
 from unmask.training.loader import Loader
-from unmask.training.lock import alone_in
-from unmask.training.mask_noise import MaskNoise
-from unmask.training.masters import masters
-from unmask.training.mending import mend
-from unmask.training.noise_scale import NoiseScale, measurable
-from unmask.training.offload import Offload, Streams
 from unmask.training.profile import Profile
-from unmask.training.resume import changes, continued
-from unmask.training.scaling import SharedScaler
 from unmask.training.signals import Interrupt
 from unmask.training.speed import Meter, memory
 from unmask.training.spikes import SpikeGuard
@@ -144,7 +147,7 @@ class Trainer:
         self.run = self.mesh.together(lambda: setup.prepare(self.config, train_dataset, val_dataset))
         self.config = self.run.config
         self.mesh.agree(
-            {**self.run.fingerprint(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
+            {**self.run.identity.exact(), **self.config.model_dump(mode="json", exclude={"training": {"device"}})}
         )
         notes = self.mesh.together(self._compare)
         self._build()
@@ -158,7 +161,7 @@ class Trainer:
 
     def _compare(self) -> list[str]:
         """What may make this run another one than the one it repeats."""
-        return [] if self.repeat is None else records.compare(self.repeat, self.run, self.mesh.size)
+        return [] if self.repeat is None else records.compare(self.repeat, self.run.identity, self.mesh.size)
 
     def _run(self, notes: list[str]) -> None:
         with ExitStack() as held:
@@ -226,7 +229,11 @@ class Trainer:
         # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
         single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
         data.measure(self.module, self.noise is not None and single)
-        self.gradients = Gradients(run, self.mesh, self.module, self.scaler, self.levels, self.noise)
+        passes = -(-training.batch_size // (training.micro_batch * self.mesh.part[1]))
+        self.gradients = Gradients(
+            *(run.row_model, self.mesh, self.module, run.arithmetic, passes),
+            *(self.scaler, self.levels, self.noise),
+        )
         self.meter = Meter(run.device, run.dtype)
         self.loader = Loader(self._load)
         self.profile = Profile(self.config.log.profile, run.path, self.mesh.rank, run.device)
@@ -282,7 +289,7 @@ class Trainer:
             self.run.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.run.path / "config.yaml", self.config.dump())
             if self._loss is None and self.step < self.steps:
-                records.write(self.run, self.step, self.mesh.size)
+                records.write(self.run.identity, self.step, self.mesh.size)
         except OSError as error:
             raise UserError(f"checkpoint.path={self.run.path}: cannot be written: {error.strerror}") from None
 
@@ -496,7 +503,7 @@ class Trainer:
             "objective": self.objective.model_dump(mode="json"),
             "streak": self.guard.streak,
             "overflows": self.guard.overflows,
-            "exact": self.run.fingerprint(),
+            "exact": self.run.identity.exact(),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
         config, tokenizer = self.config.dump(), self.run.tokenizer
@@ -524,7 +531,7 @@ class Trainer:
 
     def _resume(self) -> Path | None:
         """Take up the newest checkpoint (or checkpoint.step) of this run's folder, if there is one."""
-        folder = continued(self.run)
+        folder = continued(self.run.identity)
         if folder is not None:
             self._restore(folder)
         return folder

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.attention.exchange import Division
+from unmask.blocks.exchange import Division
+from unmask.blocks.placement import held, placements
+from unmask.blocks.placement.balance import balance, zigzag
 from unmask.objectives import build
 from unmask.rows import Document, Rows, Shape, pairs
 from unmask.rows.cost import row_costs
-from unmask.rows.placement import held, placements
-from unmask.rows.placement.balance import balance, zigzag
 
 #: 4 layers of width 256: linear work and attention are of one order at thousands of rows.
 SHAPE = Shape(linear=4 * 12 * 256**2, head=256 * 8192, query_width=256, windows=(None,) * 4)

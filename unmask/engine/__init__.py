@@ -1,0 +1,1 @@
+"""What makes one update, whoever asks for it."""

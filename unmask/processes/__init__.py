@@ -1,0 +1,1 @@
+"""Processes: started, met, watched, and told of when one is lost."""
