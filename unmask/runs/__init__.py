@@ -1,0 +1,1 @@
+"""The folder of a run: written, found, opened and compared."""
