@@ -7,8 +7,8 @@ from pathlib import Path
 
 from unmask.errors import UserError
 from unmask.files import set_aside, write_whole
-from unmask.tracking.jsonl import parsed
 from unmask.runs.record import FILE, read
+from unmask.tracking.jsonl import parsed
 
 
 def mend(run: Path, step: int, every: int) -> list[str]:

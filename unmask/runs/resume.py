@@ -8,8 +8,8 @@ from typing import Any
 
 from unmask.config import Config, flat
 from unmask.errors import UserError
-from unmask.runs import folder as layout
 from unmask.models.special import KINDS
+from unmask.runs import folder as layout
 from unmask.runs.identity import Identity, settings_of
 
 #: In a fingerprint: chunks of documents that teach nothing and are not trained on.

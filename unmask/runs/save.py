@@ -21,13 +21,13 @@ import torch
 
 from unmask.config import CheckpointConfig
 from unmask.endings import passing
-from unmask.errors import UserError, disk_refusal
-from unmask.runs import folder as layout
-from unmask.runs import distcp
-from unmask.parallel.mesh import Mesh
 from unmask.engine.ema import Ema
 from unmask.engine.masters import MASTER
 from unmask.engine.optimizers import FIXED, SETTINGS
+from unmask.errors import UserError, disk_refusal
+from unmask.parallel.mesh import Mesh
+from unmask.runs import distcp
+from unmask.runs import folder as layout
 
 
 class Best(NamedTuple):
