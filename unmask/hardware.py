@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import sys
@@ -12,6 +13,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+def default_device() -> str:
+    """The device of this process where none is named: of several on one machine, each takes the GPU of its number."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several else "cuda"
 
 
 @cache

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels import plain
 from unmask.kernels import chunks, rms_norm, swiglu_down
-from unmask.kernels.rms_norm import rms_norm_reference
-from unmask.kernels.swiglu import swiglu_reference
 
 DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 
@@ -40,13 +39,13 @@ def compare(got: Tensor, expected: Tensor, given: list[Tensor], tolerance: float
 @pytest.mark.parametrize("shape", [(1, 7, 16), (5, 16), (2, 3, 4, 16)])
 def test_rms_norm_equals_its_reference(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
     given = leaves(dtype, shape, (16,))
-    compare(rms_norm(*given, 1e-6), rms_norm_reference(*given, 1e-6), given, tolerance)
+    compare(rms_norm(*given, 1e-6), plain.rms_norm(*given, 1e-6), given, tolerance)
 
 
 def test_rms_norm_takes_half_precision_activations_and_fp32_weights() -> None:
     """What autocast leaves: the result is promoted, as transformers' is."""
     (x,), (weight,) = leaves(torch.bfloat16, (5, 16)), leaves(torch.float32, (16,))
-    compare(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), [x, weight], 2e-2)
+    compare(rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6), [x, weight], 2e-2)
 
 
 def test_rms_norm_by_the_formula_and_by_finite_differences() -> None:
@@ -72,7 +71,7 @@ def test_rms_norm_equals_transformers() -> None:
 @pytest.mark.parametrize("shape", [(1, 7), (5,), (2, 3, 4)])
 def test_swiglu_equals_its_reference(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
     given = leaves(dtype, (*shape, 16), (*shape, 16), (12, 16))
-    compare(swiglu_down(*given), swiglu_reference(*given), given, tolerance)
+    compare(swiglu_down(*given), plain.swiglu(*given), given, tolerance)
 
 
 def test_swiglu_by_the_formula_and_by_finite_differences() -> None:
@@ -87,7 +86,7 @@ def test_swiglu_under_autocast_keeps_the_gradient_dtypes() -> None:
     """gate and up arrive in bf16, the parameter stays fp32 and so does its gradient."""
     x, gate, up, down = leaves(torch.float32, (7, 8), (16, 8), (16, 8), (12, 16))
     results = []
-    for kernel in (swiglu_down, swiglu_reference):
+    for kernel in (swiglu_down, plain.swiglu):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = kernel(torch.nn.functional.linear(x, gate), torch.nn.functional.linear(x, up), down)
         assert out.dtype == torch.bfloat16
@@ -105,9 +104,9 @@ def _last(x: Tensor) -> Tensor:
 def test_inputs_need_not_be_contiguous_and_rows_may_be_none() -> None:
     gate, up, down = leaves(torch.float64, (16, 2, 7), (16, 2, 7), (12, 16))
     given = [gate, up, down]
-    compare(swiglu_down(_last(gate), _last(up), down), swiglu_reference(_last(gate), _last(up), down), given, 1e-12)
+    compare(swiglu_down(_last(gate), _last(up), down), plain.swiglu(_last(gate), _last(up), down), given, 1e-12)
     (weight,) = leaves(torch.float64, (16,))
-    compare(rms_norm(_last(gate), weight, 1e-6), rms_norm_reference(_last(gate), weight, 1e-6), [gate, weight], 1e-12)
+    compare(rms_norm(_last(gate), weight, 1e-6), plain.rms_norm(_last(gate), weight, 1e-6), [gate, weight], 1e-12)
     assert rms_norm(_last(gate)[:0], weight, 1e-6).shape == (0, 2, 16)
     assert swiglu_down(_last(gate)[:0], _last(up)[:0], down).shape == (0, 2, 12)
 
@@ -123,9 +122,9 @@ def test_frozen_inputs_get_no_gradient(frozen: int) -> None:
     x, weight = leaves(torch.float64, (4, 6), (6,))
     torch.testing.assert_close(
         torch.autograd.grad(rms_norm(x, weight.detach(), 1e-6).sum(), x),
-        torch.autograd.grad(rms_norm_reference(x, weight, 1e-6).sum(), x),
+        torch.autograd.grad(plain.rms_norm(x, weight, 1e-6).sum(), x),
     )
     torch.testing.assert_close(
         torch.autograd.grad(rms_norm(x.detach(), weight, 1e-6).sum(), weight),
-        torch.autograd.grad(rms_norm_reference(x, weight, 1e-6).sum(), weight),
+        torch.autograd.grad(plain.rms_norm(x, weight, 1e-6).sum(), weight),
     )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels import plain
 from unmask.kernels import linear_cross_entropy as public
-from unmask.kernels.linear_cross_entropy import linear_cross_entropy_reference
 
 ROWS, WIDTH, VOCABULARY = 23, 12, 37
 
@@ -52,7 +52,7 @@ def test_any_chunk_size_equals_whole_logits(
         leaves = [given.hidden, given.weight, *([given.bias] if bias else [])]
         options = {"bias": given.bias if bias else None, "softcap": softcap, "exclude": exclude}
         got, nll = public(*given[:4], **options)
-        expected, expected_nll = linear_cross_entropy_reference(*given[:4], **options)
+        expected, expected_nll = plain.linear_cross_entropy(*given[:4], **options)
         torch.testing.assert_close(got, expected, rtol=loss_tolerance, atol=loss_tolerance)
         torch.testing.assert_close(nll, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         assert not nll.requires_grad
@@ -66,7 +66,7 @@ def test_any_chunk_size_equals_whole_logits(
 def test_the_reference_is_the_formula() -> None:
     """Row by row: log sum exp of the logits that are not excluded, minus the label's."""
     given = inputs()
-    total, nll = linear_cross_entropy_reference(*given[:4], bias=given.bias, softcap=5.0, exclude=0)
+    total, nll = plain.linear_cross_entropy(*given[:4], bias=given.bias, softcap=5.0, exclude=0)
     expected = []
     for h, label in zip(given.hidden.tolist(), given.label.tolist(), strict=True):
         logits = [
@@ -97,7 +97,7 @@ def test_autocast_multiplies_in_bf16_and_sums_in_fp32(monkeypatch: pytest.Monkey
         got, nll = public(*given[:4], bias=given.bias)
     assert got.dtype == nll.dtype == torch.float32
     leaves = given.hidden, given.weight, given.bias
-    expected, _ = linear_cross_entropy_reference(*given[:4], bias=given.bias)
+    expected, _ = plain.linear_cross_entropy(*given[:4], bias=given.bias)
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=0)
     for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(expected, leaves), strict=True):
         assert a.dtype == torch.float32
@@ -110,7 +110,7 @@ def test_bf16_parameters_get_bf16_gradients() -> None:
     wide = Inputs(*(x.detach().double().requires_grad_() if x.is_floating_point() else x for x in given))
     got, nll = public(*given[:4], bias=given.bias)
     assert nll.dtype == torch.float32
-    expected, _ = linear_cross_entropy_reference(*wide[:4], bias=wide.bias)
+    expected, _ = plain.linear_cross_entropy(*wide[:4], bias=wide.bias)
     leaves, wide_leaves = (given.hidden, given.weight, given.bias), (wide.hidden, wide.weight, wide.bias)
     for a, b in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(expected, wide_leaves), strict=True):
         assert a.dtype == torch.bfloat16

@@ -16,15 +16,15 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
     import torch
     import torch.distributed as dist
 
+    from tests.kernels import plain
     from unmask.kernels import VocabularyShard, vocabulary_parallel_cross_entropy
-    from unmask.kernels.linear_cross_entropy import linear_cross_entropy_reference
 
     generator = torch.Generator().manual_seed(0)
     wide = [torch.randn(shape, generator=generator).double() for shape in ((ROWS, WIDTH), (vocabulary, WIDTH))]
     hidden, weight, b = (x.requires_grad_() for x in (*wide, torch.randn(vocabulary, generator=generator).double()))
     label = torch.randint(1, vocabulary - 1, (ROWS,), generator=generator)
     loss_weight = torch.rand(ROWS, generator=generator).double() * 3
-    whole, whole_nll = linear_cross_entropy_reference(
+    whole, whole_nll = plain.linear_cross_entropy(
         hidden, weight, label, loss_weight, bias=b if bias else None, softcap=softcap, exclude=exclude
     )
     leaves = [hidden, weight, *([b] if bias else [])]

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from unmask.hardware import default_device
+
 STEPS = 8
 MODEL = {
     "model_type": "qwen3",
@@ -33,8 +35,6 @@ def attempt() -> tuple[dict[str, Any], list[str]]:
 
 def _trained() -> dict[str, Any]:
     """Counting upwards, learnt from a few lines of numbers: the loss must fall."""
-    import torch
-
     from unmask import Config, Trainer, load, sample
 
     began = time.perf_counter()
@@ -55,7 +55,7 @@ def _trained() -> dict[str, Any]:
             config=Config.parse(tree, "doctor"), callbacks=[lambda _, record: losses.append(record["loss"])]
         )
         trainer.train(texts)
-        opened = load(run, device="cuda" if torch.cuda.is_available() else "cpu")
+        opened = load(run, device=default_device())
         answer = sample(opened.model, None, [1, 2, 3], decoding=opened.objective.decoding, length=8)
     if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
         raise RuntimeError(f"the losses {losses} do not fall")

@@ -19,6 +19,7 @@ from unmask.data.beginnings import beginning, shown
 from unmask.data.sources import exists
 from unmask.errors import UserError, counted
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
+from unmask.hardware import default_device
 from unmask.models import RowModel
 from unmask.models.check import check_positions
 from unmask.objectives import Objective, rebuild
@@ -105,7 +106,7 @@ def evaluate_sets(
     EvaluationConfig.parse({"draws": of.draws, "packs": of.packs}, "evaluate")
     DataConfig.parse({"pack_tokens": of.pack_tokens}, "evaluate")
     TrainingConfig.parse({"seed": of.seed}, "evaluate")
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    device = default_device()
     with started(ParallelConfig(data_parallel_size=world_size()), torch.device(device)) as mesh:
         own: dict[str, Any] = {"mask_token_id": of.mask_token_id, "objective": of.objective}
         opened = mesh.together(lambda: open_model(checkpoint, device=device, **own))

@@ -1,4 +1,4 @@
-"""Fused operations, each beside a plain-torch reference that its test holds it to."""
+"""Fused operations; their tests hold each to the same in plain torch (tests/kernels/plain.py)."""
 
 from unmask.kernels.confidence import entropy_of_correct
 from unmask.kernels.linear_cross_entropy import linear_cross_entropy

@@ -20,26 +20,6 @@ from unmask.kernels.chunks import row_chunks
 CHUNK = 1024
 
 
-def linear_cross_entropy_reference(
-    hidden: Tensor,
-    weight: Tensor,
-    label: Tensor,
-    loss_weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    exclude: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The same by autograd and whole logits; see linear_cross_entropy."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if exclude is not None:
-        logits = logits.index_fill(-1, torch.tensor([exclude], device=logits.device), float("-inf"))
-    nll = torch.nn.functional.cross_entropy(logits, label, reduction="none")
-    return (nll * loss_weight).sum(), nll.detach()
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

@@ -13,12 +13,6 @@ from torch import Tensor
 from unmask.kernels.chunks import row_chunks
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As transformers writes it: statistics in fp32, the scale applied in x's dtype."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., width], weight [width]; statistics in fp32 (fp64 for fp64), result in the promoted dtype of both."""
     return _RMSNorm.apply(x, weight, eps)

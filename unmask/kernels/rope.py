@@ -14,12 +14,6 @@ from torch import Tensor
 from unmask.kernels.chunks import row_chunks
 
 
-def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same by autograd; see rope."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return x * cos[:, :, None] + torch.cat((-x2, x1), dim=-1) * sin[:, :, None]
-
-
 def rope(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """x [1, rows, heads, head_dim], cos and sin [1, rows, head_dim]; the result in `dtype` (default: x's)."""
     return _Rope.apply(x, cos, sin, x.dtype if dtype is None else dtype)

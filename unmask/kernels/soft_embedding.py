@@ -19,11 +19,6 @@ from torch.distributed import ProcessGroup
 CHUNK = 256
 
 
-def soft_embedding_reference(hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None) -> Tensor:
-    """The same by autograd; see soft_embedding."""
-    return _probability(hidden.detach(), head.detach(), softcap).to(embedding.dtype) @ embedding
-
-
 def soft_embedding(
     hidden: Tensor, head: Tensor, embedding: Tensor, softcap: float | None = None, group: ProcessGroup | None = None
 ) -> Tensor:

@@ -19,11 +19,6 @@ from unmask.kernels.chunks import row_chunks
 ELEMENTS = 2**20
 
 
-def swiglu_reference(gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """down(silu(gate) * up) by autograd; see swiglu_down."""
-    return F.linear(F.silu(gate) * up, down)
-
-
 def swiglu_down(gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """gate, up [..., hidden], down [width, hidden] -> [..., width]. The product silu(gate) * up is not kept."""
     return _SwiGLUDown.apply(gate, up, down)

@@ -62,32 +62,6 @@ class Event(NamedTuple):
     seconds: float
 
 
-def simulated(ranks: Sequence[Sequence[Event]], stages: int) -> tuple[float, list[float]]:
-    """(seconds until all have ended, seconds each computes) of ranks that do their events in order, as soon as can be.
-
-    Of a micro-batch, a forward pass waits for the one of the stage before, a backward pass for the one of the stage
-    after. Transfers take no time.
-    """
-    ended: dict[tuple[bool, int, int], float] = {}
-    clock, position = [0.0] * len(ranks), [0] * len(ranks)
-    while any(at < len(events) for at, events in zip(position, ranks, strict=True)):
-        before = list(position)
-        for rank, events in enumerate(ranks):
-            while position[rank] < len(events):
-                kind, stage, micro, seconds = events[position[rank]]
-                forward = kind == "forward"
-                needed = (forward, stage - 1 if forward else stage + 1, micro)
-                waits = kind != "weight" and 0 <= needed[1] < stages
-                if waits and needed not in ended:
-                    break
-                clock[rank] = max(clock[rank], ended[needed] if waits else 0.0) + seconds
-                if kind != "weight":
-                    ended[forward, stage, micro] = clock[rank]
-                position[rank] += 1
-        assert position != before, "these orders wait for each other"
-    return max(clock), [sum(event.seconds for event in events) for events in ranks]
-
-
 def bubble(parallel: ParallelConfig, micro: int) -> float:
     """The share of the time they compute for which ranks idle, with `micro` micro-batches on a rank in a step."""
     ranks = parallel.pipeline_stages

@@ -32,7 +32,9 @@ from unmask.runs import repository
 from unmask.runs.identity import Identity
 
 FILE = "run.json"
-PACKAGES = ("unmask", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy", "liger-kernel")
+PACKAGES = ("unmask", "torch", "transformers", "tokenizers", "datasets", "safetensors", "numpy")
+#: Of the versions in an older record, those that still mean something.
+COMPARED = ("python", *PACKAGES)
 #: Config keys that hold a path.
 PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer", "data.chat_template")
 
@@ -208,7 +210,8 @@ def compare(repeat: Repeat, run: Identity, processes: int) -> list[str]:
             raise UserError(f"{repeat.source} cannot be repeated: {difference}; restore that, or set it on purpose")
     then = repeat.start
     for what, now in (("versions", versions()), ("machine", machine(run))):
-        changed = [f"{key} {now.get(key)} (then {value})" for key, value in then[what].items() if now.get(key) != value]
+        recorded = {key: value for key, value in then[what].items() if what == "machine" or key in COMPARED}
+        changed = [f"{key} {now.get(key)} (then {value})" for key, value in recorded.items() if now.get(key) != value]
         if changed:
             notes.append(f"not the {what} of {repeat.source}: {', '.join(changed)}; the bits may differ")
     if then["processes"] != processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from unmask.engine import low_precision, masters
 from unmask.engine.optimizers import optimizers
 from unmask.engine.schedules import schedules
 from unmask.errors import UserError
+from unmask.hardware import default_device
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
 from unmask.models.check import check_positions
@@ -27,7 +27,6 @@ from unmask.models.families.deferred import Deferred
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor
-from unmask.processes.group import world_size
 from unmask.runs.folder import newest, step_of
 from unmask.runs.identity import Identity
 from unmask.runs.resume import LEFT_OUT
@@ -372,10 +371,8 @@ def named(validation: Any) -> dict[str, Any]:
 def device_of(config: Config) -> torch.device:
     """The device of this process: of several on one machine, each takes the GPU of its number."""
     name = config.training.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and world_size() > 1:
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if name == "auto" or (name == "cuda" and torch.cuda.is_available()):
+        name = default_device()
     try:
         device = torch.device(name)
     except RuntimeError:
