@@ -100,7 +100,15 @@ def _stream(rows: list[Row], block: list[int] | None = None) -> Stream:
         weight=np.where([row.labelled for row in rows], 1.0, 0.0),
         block=None if block is None else column(block),
         reach=None if block is None else column([row.reach for row in rows]),
+        columns={"half": (token / 2).astype(np.float32), "pair": np.stack([token, -token], 1)},
     )
+
+
+def columns_follow(rows: Rows) -> bool:
+    """Whether each row has the columns that `built` gives a row of its token."""
+    token = rows.token.tolist()
+    wanted = {"half": [t / 2 for t in token], "pair": [[t, -t] for t in token]}
+    return not token or {name: column.tolist() for name, column in rows.columns.items()} == wanted
 
 
 @st.composite

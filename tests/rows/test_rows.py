@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,7 +41,7 @@ def test_every_field_follows_its_row_and_the_order_is_clean_then_hi(pack: list[D
         assert rows.document[r] == number and rows.position[r] == token % 7
         assert rows.label[r] == (token + 1 if row.labelled else IGNORE)
         assert rows.weight[r] == float(row.labelled)
-    assert rows.count == 3.5
+    assert columns_follow(rows) and rows.count == 3.5
     clean = [row.token for document in pack for row in document.clean]
     assert rows.token[: rows.clean].tolist() == clean
     noisy_hi = rows.hi[rows.clean :]
@@ -68,6 +70,7 @@ def test_pruned_keeps_everything_the_loss_reads_and_no_whole_block_without_a_lab
     for array in ("label", "weight", "position", "document"):
         old = dict(zip(rows.token.tolist(), getattr(rows, array).tolist(), strict=True))
         assert all(old[t] == x for t, x in zip(pruned.token.tolist(), getattr(pruned, array).tolist(), strict=True))
+    assert columns_follow(pruned)
     # What goes: blocks without a label, and the tails of clean rows behind the last one needed.
     expected = set()
     for document in pack:
@@ -90,6 +93,8 @@ def test_padding_is_inert(pack: list[Described], multiple: int, window: int | No
     assert np.array_equal(mask[n:], np.eye(len(wide), dtype=bool)[n:])
     assert np.array_equal(wide.labelled, rows.labelled) and wide.count == rows.count
     assert (np.diff(wide.hi[wide.clean :]) >= 0).all()
+    assert columns_follow(wide.take(np.arange(n)))
+    assert not any(column[n:].any() for column in wide.columns.values())
 
 
 @given(PACKS, st.lists(WINDOWS, min_size=1, max_size=4))
@@ -170,6 +175,20 @@ def test_reach_defaults_to_the_whole_block_and_needs_block_ids() -> None:
     assert rows.block.tolist() == [0, 0, 1]
     with pytest.raises(ValueError, match="a noisy Stream needs block ids"):
         Stream(index, index, index, index, index, index * 1.0).instances()
+
+
+def test_a_column_that_a_stream_lacks_is_zero_where_no_loss_reads_it() -> None:
+    index = np.arange(2)
+    silent = Stream(index, index, index * 0, index + 1, index * 0 + IGNORE, index * 0.0)
+    noisy = Stream(index, index, index * 0, index * 0, index, index * 1.0, block=index)
+    advantage = replace(noisy, columns={"advantage": np.array([[0.5, 2.0], [3.0, 4.0]])})
+    rows = assemble([(silent, advantage), (silent, None)], 1.0)
+    rows.check()
+    assert rows.columns["advantage"].tolist() == [[0.0, 0.0]] * 4 + [[0.5, 2.0], [3.0, 4.0]]
+    with pytest.raises(ValueError, match="document 1 has labelled rows without the column 'advantage'"):
+        assemble([(silent, advantage), (None, noisy)], 1.0)
+    with pytest.raises(ValueError, match=r"every column is \[N\] or \[N, k\]"):
+        replace(rows, columns={"advantage": np.zeros(5)}).check()
 
 
 @pytest.mark.parametrize(

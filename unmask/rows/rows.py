@@ -13,7 +13,7 @@ drafters and RL traces differ only in these integers; packing and sliding window
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Rows:
     document: which packed document the row came from.
     signal: 1 for a noisy row whose embedding learns what a first pass predicted (self-conditioning), else 0.
     count: the loss denominator this pack contributes; the loss is sum(weight * nll) / sum(count over packs).
+    columns: whatever else a loss takes of a labelled row, by name: [N] or [N, k], of any dtype.
     """
 
     token: np.ndarray
@@ -46,6 +47,7 @@ class Rows:
     document: np.ndarray
     signal: np.ndarray
     count: float = 0.0
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token)
@@ -117,7 +119,8 @@ class Rows:
 
     def take(self, index: np.ndarray) -> Rows:
         """The rows at `index`, as they are: intervals still count the original clean rows."""
-        return Rows(**{name: getattr(self, name)[index] for name in ARRAYS}, count=self.count)
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return Rows(**{name: getattr(self, name)[index] for name in ARRAYS}, count=self.count, columns=columns)
 
     def dense_mask(self, window: int | None = None) -> np.ndarray:
         """bool [N, N], True where row r attends row c. For the reference backend and for small pictures."""
@@ -134,8 +137,9 @@ class Rows:
         n, clean = len(self), self.clean
         starts, sizes = self.blocks()
         rules = {
-            "every array has N entries": all(
-                len(getattr(self, f.name)) == n for f in fields(self) if f.name != "count"
+            "every array has N entries": all(len(getattr(self, name)) == n for name in ARRAYS),
+            "every column is [N] or [N, k]": all(
+                column.ndim in (1, 2) and len(column) == n for column in self.columns.values()
             ),
             "clean rows come first": bool((self.block[:clean] == CLEAN).all() and (self.block[clean:] >= 0).all()),
             "block ids increase in row order": bool((np.diff(self.block[starts]) > 0).all()),
@@ -153,7 +157,7 @@ class Rows:
                 raise ValueError(f"Rows: broken invariant: {rule}")
 
 
-ARRAYS = tuple(field.name for field in fields(Rows) if field.name != "count")
+ARRAYS = tuple(each.name for each in fields(Rows) if each.name not in ("count", "columns"))
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,7 @@ class Stream:
 
     lo and hi count the document's clean rows. For a noisy stream `block` numbers the block instances (a run of
     equal ids is one block) and `reach` defaults to the whole block; for a clean stream both stay None. `signal`: none.
+    columns: see Rows. A stream that lacks a column of another has zeros there, and must then have no label.
     """
 
     token: np.ndarray
@@ -173,6 +178,7 @@ class Stream:
     block: np.ndarray | None = None
     reach: np.ndarray | None = None
     signal: np.ndarray | None = None
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def instances(self) -> tuple[np.ndarray, np.ndarray]:
         """First row and size of every block of a noisy stream."""
@@ -183,7 +189,10 @@ class Stream:
 
 
 def assemble(documents: Sequence[tuple[Stream | None, Stream | None]], count: float) -> Rows:
-    """Lay (clean, noisy) streams of the packed documents out in row order: clean first, then blocks by (hi, block)."""
+    """Lay (clean, noisy) streams of the packed documents out in row order: clean first, then blocks by (hi, block).
+
+    ValueError where a stream has labels and lacks a column that another has.
+    """
     clean_parts, noisy_parts = [], []
     offset = blocks = 0
     for number, (clean, noisy) in enumerate(documents):
@@ -250,17 +259,27 @@ def _placed(stream: Stream, offset: int, block: np.ndarray, reach: np.ndarray, d
         weight=stream.weight,
         document=np.full(len(stream.token), document, np.int64),
         signal=np.zeros(len(stream.token), np.int64) if stream.signal is None else stream.signal,
+        columns=stream.columns,
     )
 
 
 def _concatenate(parts: Sequence[Rows], count: float) -> Rows:
     if not parts:
         empty = np.empty(0, np.int64)
-        return Rows(**{f.name: empty for f in fields(Rows) if f.name != "count"}, count=count)
-    arrays = {
-        f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows) if f.name != "count"
-    }
-    return Rows(**arrays, count=count)
+        return Rows(**dict.fromkeys(ARRAYS, empty), count=count)
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    example = {name: column for part in parts for name, column in part.columns.items()}
+    columns = {name: np.concatenate([_column(part, name, like) for part in parts]) for name, like in example.items()}
+    return Rows(**arrays, count=count, columns=columns)
+
+
+def _column(part: Rows, name: str, like: np.ndarray) -> np.ndarray:
+    """The column of a part; zeros where it lacks it and no loss would read it."""
+    if name in part.columns:
+        return part.columns[name]
+    if len(part.labelled):
+        raise ValueError(f"Rows: document {part.document[0]} has labelled rows without the column {name!r}")
+    return np.zeros((len(part), *like.shape[1:]), like.dtype)
 
 
 def covered(lo: np.ndarray, hi: np.ndarray, n: int) -> np.ndarray:
