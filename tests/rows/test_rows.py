@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rows.brute import WINDOWS, Described, Row, attended, built, packs, pair_mask, seen
+from tests.rows.brute import WINDOWS, Described, Row, attended, built, columns_follow, packs, pair_mask, seen
 from unmask.rows import CLEAN, IGNORE, Document, Rows, Shape, Stream, assemble, flops, padded, pairs
 
 PACKS = packs()

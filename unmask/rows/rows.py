@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -265,8 +266,8 @@ def _placed(stream: Stream, offset: int, block: np.ndarray, reach: np.ndarray, d
 
 def _concatenate(parts: Sequence[Rows], count: float) -> Rows:
     if not parts:
-        empty = np.empty(0, np.int64)
-        return Rows(**dict.fromkeys(ARRAYS, empty), count=count)
+        empty: dict[str, Any] = dict.fromkeys(ARRAYS, np.empty(0, np.int64))
+        return Rows(**empty, count=count)
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
     example = {name: column for part in parts for name, column in part.columns.items()}
     columns = {name: np.concatenate([_column(part, name, like) for part in parts]) for name, like in example.items()}
