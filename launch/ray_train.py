@@ -37,12 +37,13 @@ def main() -> None:
     given = parser.parse_intermixed_args()
 
     from unmask import Config
+    from unmask.config import rules
     from unmask.errors import UserError
     from unmask.parallel.mesh import check_sizes
 
     try:
         config = Config.load(given.config, given.overrides)
-        config.parallel.refuse_unsupported()
+        rules.check(rules.Known(config))
         check_sizes(config.parallel, given.workers)
     except UserError as error:
         sys.exit(f"unmask: {error}")

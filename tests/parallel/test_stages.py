@@ -13,7 +13,7 @@ from torch.distributed.pipelining.schedules import generate_stage_to_rank_mappin
 from tests.parallel.pipeline_cases import events
 from tests.parallel.trainer_cases import Case
 from tests.training.tiny import config
-from unmask.config import ParallelConfig
+from unmask.config import ParallelConfig, rules
 from unmask.errors import UserError
 from unmask.parallel import stages
 from unmask.parallel.stages import Event, Layout
@@ -134,7 +134,7 @@ def test_a_launcher_starts_no_process_for_what_cannot_run(overrides, sentence, t
         given.append(key if "." in key else f"parallel.{key}")
     with pytest.raises(UserError) as caught:
         asked = config(tmp_path, *given)
-        asked.parallel.refuse_unsupported()
+        rules.check(rules.Known(asked))
         stages.check_config(stages.resolved(asked))
     assert sentence in str(caught.value)
 

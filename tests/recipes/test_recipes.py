@@ -9,6 +9,7 @@ import yaml
 from tests.models.diffusion_gemma_config import CONFIG
 from tests.training.tiny import MODEL
 from unmask import Config, Trainer
+from unmask.config import rules
 from unmask.data import train_tokenizer
 from unmask.errors import UserError
 from unmask.objectives import build
@@ -45,7 +46,7 @@ def test_there_are_the_commonest_jobs():
 def test_every_recipe_is_valid_to_the_letter(name):
     config = Config.parse(yaml.safe_load(text(name)), name)
     build(config.objective.chosen, config.objective.options())
-    config.parallel.refuse_unsupported()
+    rules.check(rules.Known(config))
     given = yaml.safe_load(text(name))
     assert bool(given["model"].get("name")) != bool(given["model"].get("config"))
 

@@ -74,13 +74,14 @@ def train(
 
 def _processes(settings: Config, launch: Launch) -> int:
     """How many processes to start; UserError for what cannot be started here."""
+    from unmask.config import rules
     from unmask.parallel.stages import check_config, resolved
     from unmask.processes.launch import check, size_of
 
     if launch.nproc is None:
         raise UserError("--restarts is for processes that are started here: give --nproc too")
     check(settings.checkpoint, launch.restarts)
-    settings.parallel.refuse_unsupported()
+    rules.check(rules.Known(settings))
     check_config(resolved(settings))
     return size_of(launch.nproc, settings.parallel)
 

@@ -49,6 +49,11 @@ class Section(BaseModel):
         except ValidationError as error:
             raise UserError(f"{source}: {_sentence(error, cls)}") from None
 
+    def given(self) -> list[str]:
+        """The keys that differ from their defaults."""
+        fields = type(self).model_fields.items()
+        return [key for key, field in fields if getattr(self, key) != field.default]
+
     @field_validator("*", mode="before")
     @classmethod
     def _numbers(cls, value: Any, info: ValidationInfo) -> Any:

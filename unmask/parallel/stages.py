@@ -141,7 +141,7 @@ def check_config(config: Config) -> None:
 
 def check(parallel: ParallelConfig, layers: int) -> None:
     """UserError unless a model of so many layers can be dealt out."""
-    stages = parallel.pipeline_stages * parallel.virtual
+    stages = parallel.stages
     if stages > layers:
         raise UserError(
             f"parallel.pipeline_stages={parallel.pipeline_stages} makes {stages} stages with schedule="
@@ -160,7 +160,7 @@ def layout_of(parallel: ParallelConfig, layers: Sequence[int]) -> Layout:
 
 def even(parallel: ParallelConfig, layers: int) -> Layout:
     """The layout that the config gives, or one of equally many layers in every stage."""
-    own = parallel.stage_layers or balanced([1.0] * layers, parallel.pipeline_stages * parallel.virtual)
+    own = parallel.stage_layers or balanced([1.0] * layers, parallel.stages)
     return layout_of(parallel, own)
 
 

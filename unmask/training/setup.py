@@ -10,7 +10,8 @@ import torch
 
 from unmask import tracking
 from unmask.attention.plan import choose_backend
-from unmask.config import Config, DataConfig, SourceConfig
+from unmask.config import Config, DataConfig, SourceConfig, rules
+from unmask.config.rules import Known
 from unmask.data import Dataset, Mixture, Packs, Reading, Sampler, Source, dataset_from, load_tokenizer, open_dataset
 from unmask.data.beginnings import begin_with, beginning, shown
 from unmask.data.prepare import with_template
@@ -82,8 +83,7 @@ class Run:
         evaluation = self.config.evaluation
         unused = [] if self.validation else [
             f"evaluation.{key}={getattr(evaluation, key)} has no effect: data.validation is empty"
-            for key, field in type(evaluation).model_fields.items()
-            if getattr(evaluation, key) != field.default
+            for key in evaluation.given()
         ]  # fmt: skip
         whole = self.config.model.name if divides(self.config) and not self.deferred.names else None
         if whole:
@@ -126,7 +126,7 @@ class Run:
 
 def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
-    config.parallel.refuse_unsupported()
+    rules.check(Known(config))
     config, of_run = _of_run(config)
     config, said = own_objective.chosen(config)
     objective = build_objective(config.objective.chosen, config.objective.options())
@@ -243,7 +243,7 @@ def balanced(run: Run) -> list[int]:
     rows = next(rows for rows in micro_batches(objective, batch, training.seed, training.micro_batch))
     with run.arithmetic():
         each, first, last = stages.measured(run.row_model, rows, objective)
-    return stages.balanced(each, parallel.pipeline_stages * parallel.virtual, first, last)
+    return stages.balanced(each, parallel.stages, first, last)
 
 
 def data_hash(packs: Mixture) -> str | list[Any]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask import tracking
-from unmask.config import Config, ParallelConfig
+from unmask.config import Config, ParallelConfig, rules
+from unmask.config.rules import Known
 from unmask.engine import activations, optimizers, schedules
 from unmask.engine.ema import Ema
 from unmask.engine.gradients import Gradients
@@ -112,7 +113,7 @@ class Trainer:
             self.config.model.config = None
         if parallel_config is not None:
             self.config = self.config.model_copy(update={"parallel": parallel_config})
-        self.config.parallel.refuse_unsupported()
+        rules.check(Known(parallel=self.config.parallel))
 
     def train(
         self,
