@@ -136,7 +136,7 @@ class Rank:
             apply(model, case["checkpointing"])
         module: torch.nn.Module = row_model
         if self.size > 1:
-            layers = Layers(row_model.shape, row_model.widths(torch.float32))
+            layers = Layers(row_model.shape, row_model.decoder.widths(torch.float32))
             config = ParallelConfig(placement=case["placement"], exchange=case["exchange"])
             row_model.axis = BlockAxis(self.axis(case["wire"], name), layers, config)
             module = summed(row_model, torch.device("cpu"))

@@ -7,8 +7,7 @@ import torch
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import load
-from unmask.models.check import check_positions
-from unmask.models.positions import limit_of
+from unmask.models.positions import check_positions, limit_of
 
 SHAPE = {
     "vocab_size": 40,

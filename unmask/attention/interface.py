@@ -55,7 +55,7 @@ def attention_forward(
     if isinstance(plan, Plan):
         out, _ = attend(query, key, value, plan.handle(window), scale)
         return out.transpose(1, 2), None
-    return plan.attend(module, query, key, value, scale, window)  # a probe: see models.check
+    return plan.attend(module, query, key, value, scale, window)  # a probe: see models.decoder
 
 
 def _full(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unmask.engine.offload import Offload
 from unmask.errors import UserError
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 
 
 def apply(model: Any, mode: str, offload: Offload | None = None) -> None:

@@ -21,7 +21,7 @@ from unmask.errors import UserError, counted
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.hardware import default_device
 from unmask.models import RowModel
-from unmask.models.check import check_positions
+from unmask.models.positions import check_positions
 from unmask.objectives import Objective, rebuild
 from unmask.parallel.mesh import Mesh, started
 from unmask.processes.group import world_size

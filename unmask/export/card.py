@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unmask.hf import vocabulary_of
-from unmask.models.check import layer_windows
+from unmask.models.decoder import spec_of
 from unmask.models.special import end_tokens
 from unmask.objectives import described, name_of
 
@@ -109,7 +109,7 @@ def card(opened: OpenModel, folder: str) -> str:
             f"attention mask. `generate()`, and servers of autoregressive models, would take no notice and write "
             f"nonsense."
         )
-        windows = any(layer_windows(opened.model))
+        windows = any(spec_of(opened.model).windows)
         parts.append(
             "Its layers have sliding windows, which such a mask leaves out: sample from it with unmask."
             if windows

@@ -66,7 +66,7 @@ def _is_one(name: str, value: Any) -> bool:
 @torch.no_grad()
 def _check(model: PreTrainedModel) -> None:
     """A pass of two tokens in training mode must leave the global generators as they are."""
-    from unmask.models.check import Probe
+    from unmask.models.decoder import Probe
 
     device, training = model.get_input_embeddings().weight.device, model.training
     token = torch.zeros((1, 2), dtype=torch.long, device=device)

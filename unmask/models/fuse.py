@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unmask.kernels import rms_norm, swiglu_down
 from unmask.models import nf4
-from unmask.models.check import decoder_layers, layer_windows
+from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, fuse_attention
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fuse(model: PreTrainedModel) -> dict[str, int]:
     """Fuse every module that has a proven kernel; returns how many of each kind."""
     fused = dict.fromkeys(("attention", *_FUSIONS), 0)
     rotary = getattr(model.base_model, "rotary_emb", None)
-    for layer, window in zip(decoder_layers(model), layer_windows(model), strict=True):
+    for layer, window in zip(decoder_layers(model), spec_of(model).windows, strict=True):
         attention = getattr(layer, "self_attn", None)
         fused["attention"] += rotary is not None and fuse_attention(attention, window, rotary)
     like = model.get_input_embeddings().weight

@@ -28,8 +28,10 @@ def skip_unlabelled(layer: nn.Module, window: int | None, rotary: nn.Module) -> 
 
 
 def labelled_only(layer: Any) -> list[nn.Parameter]:
-    """The parameters of a layer that skips which only labelled rows pass through."""
-    attention = layer.self_attn
+    """The parameters which only labelled rows pass through if the layer skips; none of one that cannot."""
+    attention: Any = getattr(layer, "self_attn", None)
+    if not rotary_attention.like_llama(attention):
+        return []
     every_row = {*attention.k_proj.parameters(), *attention.v_proj.parameters()}
     return [parameter for parameter in layer.parameters() if parameter not in every_row]
 

@@ -18,7 +18,7 @@ from unmask.files import read_json
 from unmask.hf import fetching, is_known, open_tokenizer, read_config
 from unmask.models import dropout, experts, lora, positions, sound
 from unmask.models.bars import bars_in_terminals_only
-from unmask.models.check import check_attention
+from unmask.models.decoder import check_attention
 from unmask.models.families import families, family_of, open_folder
 from unmask.models.families.deferred import Deferred
 from unmask.models.families.folder import fill, shapes, told

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unmask.errors import UserError
 from unmask.models import nf4
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import changed, decoder_layers
 from unmask.registry import nearest
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def adapt(model: PreTrainedModel, lora: AdapterConfig, seed: int = 0) -> None:
         if not parameter.is_floating_point():
             raise UserError(f"model.lora.train: {name} is quantised and cannot be trained")
         parameter.requires_grad_(True)
+    changed(model)
 
 
 def peft_config(model: PreTrainedModel, lora: AdapterConfig) -> Any:

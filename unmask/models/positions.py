@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from unmask.errors import UserError, counted
+
 
 class Limit(NamedTuple):
     """Tokens of the longest document, and the setting of config.json that says so."""
@@ -34,6 +36,19 @@ def limit_of(config: Any) -> Limit | None:
             )
             found.append(Limit(original, name))
     return min(found, default=None)
+
+
+def check_positions(model: Any, longest: int, where: str, key: str) -> None:
+    """UserError when a document of `longest` tokens has more than the positions that the model was made for.
+
+    Positions count from 0 in every document, so it is not the length of a pack that matters. key: what cuts documents.
+    """
+    limit = limit_of(model.config)
+    if limit is not None and longest > limit.tokens:
+        raise UserError(
+            f"{where}: a document (or the part of one that a pack holds) has {counted(longest, 'token')}, and the "
+            f"model {counted(limit.tokens, 'position')} ({limit.name}): set {key} to {limit.tokens} or less"
+        )
 
 
 def fix(model: nn.Module) -> None:

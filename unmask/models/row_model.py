@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from unmask.attention import Plan
-from unmask.blocks.exchange import Widths
 from unmask.errors import UserError
-from unmask.models.check import decoder_layers, layer_attention
 from unmask.models.conditioned import Apart, Before, Kept, Part
-from unmask.models.last_layer import labelled_only, skip_unlabelled
+from unmask.models.decoder import decoder_layers, spec_of
+from unmask.models.last_layer import skip_unlabelled
 from unmask.rows import Rows, Shape, inert, padded
 
 if TYPE_CHECKING:
@@ -78,24 +77,20 @@ class RowModel(nn.Module):
         super().__init__()
         self.model = model
         self.backend = backend
-        self.attention = layer_attention(model)
-        self.windows = [attention.window for attention in self.attention]
-        self.vocabulary = model.get_input_embeddings().weight.shape[0]
+        self.decoder = spec_of(model)
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
         #: Watches the routers of experts while they are trained.
         self.routing: Routing | None = None
         #: Where the vocabulary is divided over a group: see `Head.shard`.
         self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
-        #: Whether noisy rows take what a first pass predicted for them.
-        self.conditions: bool = getattr(model.base_model, "self_conditions", False)
-        #: Whether clean rows then run once, alone; not where a pass more sends more.
-        self.apart = self.conditions
+        #: Whether the clean rows of a model that conditions itself run once, alone; not where a pass more sends more.
+        self.apart = self.decoder.self_conditions
         self.skips = False
         if skip_last_layer:
             rotary = getattr(model.base_model, "rotary_emb", None)
             last = decoder_layers(model)[-1]
-            self.skips = rotary is not None and skip_unlabelled(last, self.windows[-1], rotary)
+            self.skips = rotary is not None and skip_unlabelled(last, self.decoder.windows[-1], rotary)
             if skip_last_layer is True and not self.skips:
                 raise UserError(f"model.skip_last_layer=true: not proven for {type(model).__name__}; use auto or false")
         self._check_head()
@@ -114,41 +109,21 @@ class RowModel(nn.Module):
         bias = getattr(projection, "original_module", projection).bias
         return Head(projection.weight, bias, softcap, self.vocabulary_shard)
 
-    @cached_property
+    @property
     def shape(self) -> Shape:
-        """Parameter counts and windows for rows.flops; of a MoE layer's experts, the share that a row uses."""
-        config, layers = self.model.config.get_text_config(), decoder_layers(self.model)
-        linear = skipped = 0.0
-        last = set(labelled_only(layers[-1])) if self.skips else set()
-        experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-        used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
-        share = used / experts if experts and used else 1.0
-        for name, parameter in (each for layer in layers for each in layer.named_parameters()):
-            if parameter.dim() >= 2:
-                size = parameter.numel() * (share if "experts." in name else 1.0)
-                linear, skipped = (linear, skipped + size) if parameter in last else (linear + size, skipped)
-        query = sum(each.heads * each.head_dim for each in self.attention) // len(layers)
-        head = next(self.model.get_output_embeddings().parameters()).numel()
-        return Shape(int(linear), int(skipped) + head, query, tuple(self.windows), self.skips)
-
-    def widths(self, arithmetic: torch.dtype) -> dict[int | None, Widths]:
-        """What a row takes on the wire when attention runs in `arithmetic`, by the layer's sliding window."""
-        wide = 8 if arithmetic == torch.float64 else 4
-        return {
-            window: Widths(heads, kv_heads, head_dim, arithmetic.itemsize, wide, wide)
-            for window, heads, kv_heads, head_dim in self.attention
-        }
+        """Parameter counts and windows for rows.flops."""
+        return self.decoder.shape(self.skips)
 
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""
-        device, vocabulary = self.device, self.vocabulary
+        device, vocabulary, windows = self.device, self.decoder.vocabulary, self.decoder.windows
         largest = int(rows.token.max(initial=0))
         if largest >= vocabulary:
             raise UserError(
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
-        if self.conditions:
+        if self.decoder.self_conditions:
             self.model.base_model.check_text(rows.token[: rows.clean])
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
@@ -158,9 +133,9 @@ class RowModel(nn.Module):
             rows, plan, held, whole, counted = self.axis.divide(rows, device)
         if self.apart and rows.clean == len(rows):  # the passes of a rank without a canvas, too
             rows, counted = padded(rows, len(rows) + 1), np.append(counted, False)
-        planned = partial(Plan.from_rows, windows=dict.fromkeys(self.windows), backend=self.backend, device=device)
+        planned = partial(Plan.from_rows, windows=dict.fromkeys(windows), backend=self.backend, device=device)
         if plan is None:
-            plan = planned(rows, labelled_window=self.windows[-1] if self.skips else "none")
+            plan = planned(rows, labelled_window=windows[-1] if self.skips else "none")
         labelled = rows.labelled
 
         def tensor(array: Any) -> Tensor:
@@ -178,8 +153,8 @@ class RowModel(nn.Module):
             whole=whole,
             held=held,
             counted=tensor(counted & learns),
-            canvas=tensor(np.arange(rows.clean, len(rows))) if self.conditions else None,
-            signal=tensor(np.flatnonzero(rows.signal[rows.clean :])) if self.conditions else None,
+            canvas=tensor(np.arange(rows.clean, len(rows))) if self.decoder.self_conditions else None,
+            signal=tensor(np.flatnonzero(rows.signal[rows.clean :])) if self.decoder.self_conditions else None,
             apart=Apart.of(rows, planned, device) if self.apart else None,
         )
 
@@ -190,7 +165,7 @@ class RowModel(nn.Module):
         `first_pass` gives.
         """
         start: dict[str, Any] = {"input_ids": batch.token} if embedded is None else {"inputs_embeds": embedded}
-        if self.conditions:
+        if self.decoder.self_conditions:
             start |= {"canvas": batch.canvas, "signal": signal}
         output = self.model.base_model(**start, position_ids=batch.position, plan=batch.plan, use_cache=False)
         return output.last_hidden_state

@@ -20,7 +20,7 @@ from unmask.blocks.placement import placements
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, nf4
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
 from unmask.parallel.mesh import Mesh
 from unmask.parallel.pipeline import Pipeline
@@ -78,7 +78,7 @@ def parallelise(
 
 def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dtype) -> Layers:
     """What the block axis needs to know of the decoder; of its heads, those of one rank of the tensor axis."""
-    widths, ranks = row_model.widths(arithmetic), config.model_parallel_size
+    widths, ranks = row_model.decoder.widths(arithmetic), config.model_parallel_size
     own = {window: replace(of, heads=of.heads // ranks, kv_heads=of.kv_heads // ranks) for window, of in widths.items()}
     return Layers(row_model.shape, own)
 
@@ -115,7 +115,7 @@ def check(config: Config, row_model: RowModel) -> None:
         tensor.check(row_model.model, parallel.model_parallel_size)
     if parallel.pipeline_stages > 1:
         stages.check_config(config)
-        layers = len(row_model.windows)
+        layers = len(row_model.decoder.layers)
         stages.check(parallel, layers)
         pipeline.check(row_model, stages.even(parallel, layers))
     if blocks == 1:

@@ -23,7 +23,8 @@ from torch.distributed.tensor import Shard
 from unmask.blocks.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
-from unmask.models.experts import PARAMETERS, Compute, Take, experts_of, inverse, unfit
+from unmask.models.decoder import spec_of
+from unmask.models.experts import PARAMETERS, Compute, Take, experts_of, inverse
 from unmask.parallel.mesh import part_of
 
 
@@ -95,13 +96,11 @@ def check_config(config: Config) -> None:
 
 def check(model: Any, size: int) -> None:
     """UserError unless the model has experts that divide over `size` ranks."""
-    where, found = f"parallel.expert_parallel_size={size}", experts_of(model)
-    if not found:
-        raise UserError(f"{where}: {type(model).__name__} has no stacked experts to divide; set it to 1")
-    for name, module in found.items():
-        why = unfit(module)
-        if why:
-            raise UserError(f"{where}: {name} is not divided here: {why}; set it to 1")
-        count = next(module.parameters()).shape[0]
-        if count % size:
-            raise UserError(f"{where} does not divide the {count} experts of {name}: give a divisor")
+    where, spec = f"parallel.expert_parallel_size={size}", spec_of(model)
+    if not spec.experts:
+        raise UserError(f"{where}: {spec.kind} has no stacked experts to divide; set it to 1")
+    for name, experts in spec.experts.items():
+        if experts.unfit:
+            raise UserError(f"{where}: {name} is not divided here: {experts.unfit}; set it to 1")
+        if experts.number % size:
+            raise UserError(f"{where} does not divide the {experts.number} experts of {name}: give a divisor")

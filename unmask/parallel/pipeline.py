@@ -33,7 +33,7 @@ from torch.distributed.pipelining import (
 
 from unmask.blocks.exchange import Traffic
 from unmask.errors import UserError
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
 from unmask.models.row_model import RowBatch, RowModel
 from unmask.parallel.mesh import Mesh
@@ -233,8 +233,7 @@ class Pipeline(nn.Module):
         self.work, model = Work(), row_model.model
         # Of an error torch prints the whole schedule; whoever runs the program is told in one sentence.
         logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
-        self.width = model.config.hidden_size
-        row_model.shape  # noqa: B018  kept from here on: of all layers
+        self.width = row_model.decoder.width
         ranks = 1 if axis is None else axis.size
         self.own = lambda rows: -(-rows // ranks)
         self.stages = nn.ModuleList()

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Shard
 from unmask.blocks.exchange import Traffic
 from unmask.config import ParallelConfig
 from unmask.models import RowModel
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim
 from unmask.parallel.mesh import Mesh

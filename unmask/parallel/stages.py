@@ -21,7 +21,7 @@ import torch
 from unmask.config import Config, ParallelConfig
 from unmask.errors import UserError, counted
 from unmask.models import RowModel
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.objectives import Objective
 from unmask.rows import Rows
 

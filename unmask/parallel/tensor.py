@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -29,56 +28,19 @@ from unmask.blocks.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models import RowModel
-from unmask.models.check import layer_attention
+from unmask.models.decoder import spec_of
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
+from unmask.models.tensor_plan import TensorPlan
 from unmask.objectives import build
 from unmask.parallel.mesh import part_of
 
-COLUMN, ROW = "colwise", "rowwise"
-#: Styles of transformers' plans; of a module that is replicated, gradients are summed over the axis.
-KNOWN = (COLUMN, ROW, "replicated_with_grad_allreduce")
 
-
-class Plan(NamedTuple):
-    """Names of modules of a decoder (its base model): linear layers by style, and the modules that hold them."""
-
-    columns: list[str]
-    rows: list[str]
-    regions: list[str]
-
-
-def plan_of(model: Any) -> Plan:
+def plan_of(model: Any) -> TensorPlan:
     """transformers' tensor plan of a model; UserError where there is none, or one that is not carried out here."""
-    kind, base = type(model).__name__, model.base_model
-    styles: dict[str, str] = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
-    if not styles:
-        raise UserError(_refused(f"transformers has no tensor plan for {kind}"))
-    found: dict[str, list[str]] = {style: [] for style in KNOWN}
-    divided = [(name, module) for name, module in base.named_modules() if not _row_by_row(base, name)]
-    for name, module in divided:
-        for pattern, style in styles.items():
-            if not fnmatchcase(name.removeprefix("decoder."), pattern):  # a text model inside of another
-                continue
-            if style not in KNOWN:
-                raise UserError(_refused(f"{name} is divided as {style!r} in the plan of {kind}"))
-            if style in (COLUMN, ROW) and type(module) is not nn.Linear:
-                raise UserError(_refused(f"{name} is a {type(module).__name__}, and only plain linear layers divide"))
-            found[style].append(name)
-    regions = list(dict.fromkeys(name.rpartition(".")[0] for name in found[ROW]))
-    for name in found[COLUMN]:
-        if name.rpartition(".")[0] not in regions:
-            raise UserError(_refused(f"{name} has no row-parallel layer beside it in the plan of {kind}"))
-    planned = {*found[COLUMN], *found[ROW]}
-    for name, module in divided:
-        matrix = any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
-        if matrix and name not in planned and module is not model.get_input_embeddings():
-            raise UserError(_refused(f"{name} is not in the plan of {kind}"))
-    return Plan(found[COLUMN], found[ROW], regions)
-
-
-def _row_by_row(base: Any, name: str) -> bool:
-    """Whether a module stays whole: it works on a rank's own rows, one by one, or not at all."""
-    return any(fnmatchcase(name, each) or fnmatchcase(name, f"{each}.*") for each in getattr(base, "undivided", ()))
+    plan = spec_of(model).tensor
+    if isinstance(plan, str):
+        raise UserError(_refused(plan))
+    return plan
 
 
 def _refused(why: str) -> str:
@@ -103,21 +65,18 @@ def check_config(config: Config) -> None:
 
 def check(model: Any, size: int) -> None:
     """UserError unless the model divides over `size` ranks."""
-    plan = plan_of(model)
+    spec, plan = spec_of(model), plan_of(model)
     where = f"parallel.model_parallel_size={size}"
     sizes = [
         (name, count)
-        for each in layer_attention(model)
+        for each in spec.attention
         for name, count in (("num_attention_heads", each.heads), ("num_key_value_heads", each.kv_heads))
     ]
-    sizes += [(name, model.base_model.get_submodule(name).out_features) for name in plan.columns]
-    sizes += [(name, model.base_model.get_submodule(name).in_features) for name in plan.rows]
-    for name, width in sizes:
+    for name, width in (*sizes, *plan.columns.items(), *plan.rows.items()):
         if width % size:
             raise UserError(f"{where} does not divide {name}={width} of the model: give a divisor")
-    vocabulary = model.get_input_embeddings().num_embeddings
-    if -(-vocabulary // size) * (size - 1) >= vocabulary:
-        raise UserError(f"{where}: a vocabulary of {vocabulary} leaves a rank without a token; give fewer ranks")
+    if -(-spec.vocabulary // size) * (size - 1) >= spec.vocabulary:
+        raise UserError(f"{where}: a vocabulary of {spec.vocabulary} leaves a rank without a token; give fewer ranks")
 
 
 def skipping(wanted: bool | str) -> bool:

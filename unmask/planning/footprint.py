@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from unmask.engine import activations, optimizers
 from unmask.engine.offload import InTurn, Offload, Transfers
 from unmask.models import nf4
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim
 from unmask.parallel.stages import even, passes
@@ -156,7 +156,7 @@ def footprint(
             terms = row_model(batch, run.objective)
         (terms.sum / (batch.count or 1.0)).backward()
         optimizer.step()
-    widths = row_model.widths(run.dtype)
+    widths = row_model.decoder.widths(run.dtype)
     passing = 2 * elsewhere * max(each.key * (each.activation + each.gradient) for each in widths.values())
     temporary = round((max(0, ledger.peak - held - gradients - states) + passing) * _waiting(run))
     parts = [sum(part(each, each) for each in tensors if each in ours) for tensors in (parameters, trained)]
@@ -200,7 +200,7 @@ def _waiting(run: Run) -> float:
     # Micro-batches, each through the layers of a rank: 1F1B's first rank is `ranks` ahead, interleaved by less than
     # twice that, ZB-V as 1F1B.
     ahead = {"gpipe": micro, "interleaved": 2 * ranks}.get(parallel.schedule, ranks)
-    layers = len(run.row_model.windows)
+    layers = len(run.row_model.decoder.layers)
     layout = even(parallel, layers)
     most = max(sum(layout.layers[stage] for stage in layout.of_rank(rank)) for rank in range(ranks))
     return min(micro, ahead) * most / layers

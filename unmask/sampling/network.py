@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from unmask.models.check import layer_windows
+from unmask.models.decoder import spec_of
 from unmask.objectives import Decoding
 from unmask.sampling.cache import Cache, Reads, Segment
 from unmask.sampling.canvas import Canvas
@@ -68,7 +68,7 @@ class Network:
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, canvases: Sequence[Canvas], *, cached: bool = True):
         self.model, self.decoding, self.canvases, self.cached = model, decoding, canvases, cached
-        self.windows = tuple(dict.fromkeys(layer_windows(model)))
+        self.windows = tuple(dict.fromkeys(spec_of(model).windows))
         self.cache = Cache([len(canvas) for canvas in canvases])
         self.sizes = [1] * len(canvases)
         self.passes = 0

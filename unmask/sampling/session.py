@@ -22,7 +22,7 @@ from unmask.data.beginnings import beginning, begun
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
 from unmask.models import families, special
-from unmask.models.check import layer_windows
+from unmask.models.decoder import spec_of
 from unmask.models.positions import limit_of
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
@@ -92,7 +92,7 @@ class Session:
             self.sampler = partial(self.sampler, settings=Settings.of(model))
         strategies[options.strategy]
         options.refuse_unused(self.method, options.block_size or self.decoding.block_size)
-        if self.method in ("prefix_cache", "dual_cache") and any(layer_windows(model)):
+        if self.method in ("prefix_cache", "dual_cache") and any(spec_of(model).windows):
             raise UserError(
                 f"sample: method={self.method} is for models whose layers all see the whole text, and "
                 f"{type(model).__name__} has sliding windows: use method=full"

@@ -23,8 +23,8 @@ from unmask.errors import UserError
 from unmask.hardware import default_device
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
-from unmask.models.check import check_positions
 from unmask.models.families.deferred import Deferred
+from unmask.models.positions import check_positions
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
 from unmask.parallel import apply, stages, tensor

@@ -31,7 +31,7 @@ from unmask.errors import UserError, as_path
 from unmask.evaluation import shared
 from unmask.files import write_whole
 from unmask.models import routing
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.objectives.base import needs_mask
 from unmask.parallel import apply, mesh, shard
 from unmask.parallel import replicas as data

@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from unmask.endings import passing
 from unmask.errors import UserError
-from unmask.models.check import decoder_layers
+from unmask.models.decoder import decoder_layers
 from unmask.models.families.layout import Part
 from unmask.models.families.stored import Stored
 
