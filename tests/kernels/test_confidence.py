@@ -1,15 +1,17 @@
 """The entropy of what is predicted right, against its formula and its gradient written out, in fp64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from tests.objectives.support import MASK
-from tests.training.tiny import config, documents, losses, train, weights
+from tests.training.tiny import losses, train, weights
 from unmask.errors import UserError
 from unmask.kernels import confidence
-from unmask.objectives import Head, build
-from unmask.training import setup
+from unmask.models.head import Head
+from unmask.objectives import LabelledRows, build
 
 ROWS, WIDTH, WORDS = 9, 6, 64
 
@@ -48,7 +50,8 @@ def test_value_and_gradient_are_the_formula_s(softcap, exclude, monkeypatch):
         logits[:, exclude] = -torch.inf
     label = torch.where(torch.arange(ROWS) % 3 > 0, logits.argmax(-1), 0)  # two of three are right
     hidden.requires_grad_(True)
-    total = confidence.entropy_of_correct(hidden, (weight, bias, softcap), label, loss_weight, exclude)
+    shown = partial(Head(weight, bias, softcap).logits, exclude=exclude)
+    total = confidence.entropy_of_correct(hidden, shown, label, loss_weight)
     total.backward()
     arrays = (each.detach().numpy() for each in (hidden, weight, bias))
     value, gradient = formula(*arrays, softcap, label.numpy(), loss_weight.numpy(), exclude)
@@ -64,7 +67,8 @@ def test_the_loss_of_llada2_gains_beta_times_it():
     plain, more = (build("block_diffusion", each).model_copy(update={"mask_token_id": MASK})
                    for each in ({"variant": "llada2"}, options))  # fmt: skip
     head = Head(weight, bias, None)
-    terms, base = (each.loss(hidden, head, label, loss_weight, 9.0) for each in (more, plain))
+    rows = LabelledRows(label, loss_weight, 9.0, {})
+    terms, base = (each.loss(hidden, head, rows) for each in (more, plain))
     entropy, _ = formula(*(each.numpy() for each in (hidden, weight, bias)), None, label, loss_weight.numpy(), None)
     assert float(terms.sum) == pytest.approx(float(base.sum) + 0.5 * entropy, rel=1e-12)
     assert torch.equal(terms.nll, base.nll) and more.evaluation().confidence == 0
@@ -87,10 +91,6 @@ def test_it_trains_and_the_logged_loss_has_it(tmp_path):
     assert losses(tmp_path / "one") != losses(tmp_path / "plain")
 
 
-def test_a_divided_vocabulary_is_refused_by_name(tmp_path):
-    options = {"name": "block_diffusion", "variant": "llada2", "block_size": 8, "confidence": 0.5}
-    settings = config(tmp_path, "parallel.model_parallel_size=2", objective=options)
-    with pytest.raises(UserError, match=r"objective.confidence=0.5 does not go with parallel.model_parallel_size=2"):
-        setup.prepare(settings, documents())
+def test_only_masked_tokens_have_it():
     with pytest.raises(UserError, match="confidence is of masked tokens"):
         build("block_diffusion", {"variant": "nemotron", "confidence": 0.5})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.kernels import plain
 from unmask.kernels import linear_cross_entropy as public
+from unmask.kernels import linear_log_probs, linear_logits
 
 ROWS, WIDTH, VOCABULARY = 23, 12, 37
 
@@ -56,11 +57,20 @@ def test_any_chunk_size_equals_whole_logits(
         torch.testing.assert_close(got, expected, rtol=loss_tolerance, atol=loss_tolerance)
         torch.testing.assert_close(nll, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         assert not nll.requires_grad
-        grads = torch.autograd.grad(got * 1.7, leaves)
+        log_probs = linear_log_probs(*given[:3], **options)
+        logits = linear_logits(*given[:2], **options)
+        losses = torch.nn.functional.cross_entropy(logits, given.label, reduction="none")
+        torch.testing.assert_close(-log_probs, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
+        ways = {
+            "sum": torch.autograd.grad(got * 1.7, leaves),
+            "log-probabilities": torch.autograd.grad(log_probs, leaves, -1.7 * given.loss_weight),
+            "logits": torch.autograd.grad(losses, leaves, 1.7 * given.loss_weight),
+        }
         expected_grads = torch.autograd.grad(expected * 1.7, leaves)
-        for a, b in zip(grads, expected_grads, strict=True):
-            assert a.dtype == dtype
-            torch.testing.assert_close(a, b, rtol=grad_tolerance, atol=grad_tolerance)
+        for name, grads in ways.items():
+            for a, b in zip(grads, expected_grads, strict=True):
+                assert a.dtype == dtype
+                torch.testing.assert_close(a, b, rtol=grad_tolerance, atol=grad_tolerance, msg=name)
 
 
 def test_the_reference_is_the_formula() -> None:
@@ -87,6 +97,10 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch, softcap: float | None, exclu
     def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return public(hidden, weight, given.label, given.loss_weight, bias=bias, softcap=softcap, exclude=exclude)[0]
 
+    def ratio(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return linear_log_probs(hidden, weight, given.label, bias=bias, softcap=softcap, exclude=exclude).exp().sum()
+
+    assert torch.autograd.gradcheck(ratio, (given.hidden, given.weight, given.bias))
     assert torch.autograd.gradcheck(loss, (given.hidden, given.weight, given.bias))
 
 
@@ -131,6 +145,8 @@ def test_only_wanted_gradients_are_formed_and_rows_may_be_none() -> None:
     assert float(total.detach()) == 0.0 and nll.shape == (0,)
     dh, dw = torch.autograd.grad(total, (empty.hidden, empty.weight))
     assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
+    dh, dw = torch.autograd.grad(linear_log_probs(*empty[:3]).sum(), (empty.hidden, empty.weight))
+    assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
 
 
 def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,4 +168,5 @@ def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sizes():
         total, _ = public(*given[:4])
         total.backward()
+        linear_log_probs(*given[:3]).exp().sum().backward()
     assert max(sizes) <= max(200 * WIDTH, VOCABULARY * WIDTH)

@@ -1,4 +1,4 @@
-"""Cross-entropy over a divided vocabulary against the whole one, in fp64: sum, nll and every gradient."""
+"""Losses over a divided vocabulary against the whole one, in fp64: sum, nll, log-probabilities and every gradient."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ ROWS, WIDTH = 23, 12
 
 
 def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclude: int | None, dtype: str) -> dict:
-    """name -> (of this rank, of the whole vocabulary's reference), in chunks of seven rows."""
+    """name -> (of this rank, of the whole vocabulary's reference), in chunks of seven rows: of the weighted sum, and
+    its gradients through single log-probabilities and through logits."""
     import sys
 
     import torch
     import torch.distributed as dist
 
     from tests.kernels import plain
-    from unmask.kernels import VocabularyShard, vocabulary_parallel_cross_entropy
+    from unmask.kernels import VocabularyShard, linear_cross_entropy, linear_log_probs, linear_logits
 
     generator = torch.Generator().manual_seed(0)
     wide = [torch.randn(shape, generator=generator).double() for shape in ((ROWS, WIDTH), (vocabulary, WIDTH))]
@@ -30,25 +31,35 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
     leaves = [hidden, weight, *([b] if bias else [])]
     expected = torch.autograd.grad(whole * 1.7, leaves)
 
-    rank, size = dist.get_rank(), dist.get_world_size()
-    step = -(-vocabulary // size)
-    part = slice(rank * step, (rank + 1) * step)
+    step = -(-vocabulary // dist.get_world_size())
+    part = slice(dist.get_rank() * step, (dist.get_rank() + 1) * step)
     cast = getattr(torch, dtype)
     own = [x.detach().to(cast).requires_grad_() for x in (hidden, weight[part], b[part])]
-    shard = VocabularyShard(own[1], own[2] if bias else None, part.start, dist.group.WORLD)
-    module = sys.modules["unmask.kernels.vocabulary_parallel"]
+    shard = VocabularyShard(part.start, vocabulary, dist.group.WORLD)
+    options = {"bias": own[2] if bias else None, "softcap": softcap, "exclude": exclude, "shard": shard}
+    own = own if bias else own[:2]
+    module = sys.modules["unmask.kernels.linear_cross_entropy"]
     before, module.CHUNK = module.CHUNK, 7
     try:
-        total, nll = vocabulary_parallel_cross_entropy(
-            own[0], shard, label, loss_weight, softcap=softcap, exclude=exclude
-        )
+        total, nll = linear_cross_entropy(*own[:2], label, loss_weight, **options)
+        log_probs = linear_log_probs(*own[:2], label, **options)
+        logits = linear_logits(*own[:2], **options)
+        losses = torch.nn.functional.cross_entropy(logits, label, reduction="none")
+        upstream = (1.7 * loss_weight).to(cast)
+        found = [
+            torch.autograd.grad(total * 1.7, own),
+            torch.autograd.grad(log_probs, own, -upstream),
+            torch.autograd.grad(losses, own, upstream),
+        ]
     finally:
         module.CHUNK = before
-    found = torch.autograd.grad(total * 1.7, own if bias else own[:2])
-    assert not nll.requires_grad and all(each.dtype == cast for each in found)
+    assert not nll.requires_grad and all(each.dtype == cast for way in found for each in way)
     wanted = [expected[0], *(each[part] for each in expected[1:])]
-    pairs = zip(("sum", "nll", "hidden", "weight", "bias"), (total, nll, *found), (whole, whole_nll, *wanted))  # noqa: B905
-    return {name: (ours.detach().double().numpy(), theirs.detach().numpy()) for name, ours, theirs in pairs}
+    pairs = {"sum": (total, whole), "nll": (nll, whole_nll), "log p": (-log_probs, whole_nll), "z": (losses, whole_nll)}
+    for way, gradients in enumerate(found):
+        names = ("hidden", "weight", "bias")
+        pairs |= {f"{name} {way}": pair for name, *pair in zip(names, gradients, wanted)}  # noqa: B905
+    return {name: (ours.detach().double().numpy(), theirs.detach().numpy()) for name, (ours, theirs) in pairs.items()}
 
 
 CASES = [
@@ -69,4 +80,6 @@ def test_a_divided_vocabulary_is_the_whole_one(ranks, workers):
         for one in found:
             for name, (ours, whole) in one.items():
                 assert abs(ours - whole).max() <= tolerance * max(1.0, abs(whole).max()), (case, name)
-        assert all((one["hidden"][0] == found[0]["hidden"][0]).all() for one in found)
+        assert all(
+            (one[key][0] == found[0][key][0]).all() for one in found for key in ("hidden 0", "hidden 1", "hidden 2")
+        )

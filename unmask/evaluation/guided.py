@@ -43,21 +43,14 @@ def without_prompt(document: Document, objective: Objective) -> Document:
 
 def guided(row_model: RowModel, objective: Objective, rows: Rows, bare: Rows, guidance: float) -> Tensor:
     """-log p of the labelled rows, [n] in fp32 at least. bare: the same rows without prompt."""
-    batches = [row_model.collate(each) for each in (rows, bare)]
+    head, batches = row_model.head(), [row_model.collate(each) for each in (rows, bare)]
     hidden = [row_model.hidden(batch) for batch in batches]
     label, found = batches[0].label, []
     for start in range(0, len(label), CHUNK):
         part = slice(start, start + CHUNK)
-        given, without = (_logits(row_model, each[part]) for each in hidden)
+        given, without = (head.logits(each[part]) for each in hidden)
         logits = without + (guidance + 1) * (given - without)
         if objective.excluded_token is not None:
             logits[:, objective.excluded_token] = -torch.inf
         found.append(torch.nn.functional.cross_entropy(logits, label[part], reduction="none"))
     return torch.cat(found) if found else label.new_zeros(0, dtype=torch.float32)
-
-
-def _logits(row_model: RowModel, hidden: Tensor) -> Tensor:
-    head = row_model.head()
-    logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)

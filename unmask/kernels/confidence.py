@@ -10,6 +10,8 @@ Sources: dParallel, Chen et al. 2509.26488; LLaDA2, Bie et al. 2512.15745.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -18,40 +20,22 @@ from unmask.kernels.linear_cross_entropy import CHUNK
 
 
 def entropy_of_correct(
-    hidden: Tensor,
-    projection: tuple[Tensor, Tensor | None, float | None],
-    label: Tensor,
-    loss_weight: Tensor,
-    exclude: int | None = None,
+    hidden: Tensor, logits: Callable[[Tensor], Tensor], label: Tensor, loss_weight: Tensor
 ) -> Tensor:
     """The weighted sum of entropies, in nats, a scalar with gradient.
 
-    hidden [n, width], label int64 [n], loss_weight [n]; projection: the weight [vocabulary, width], its bias and the
-    soft-cap of the logits; exclude: a token id whose logit is taken as -inf.
+    hidden [n, width], label int64 [n], loss_weight [n]; logits: of some rows, [m, width] -> [m, vocabulary].
     """
     total = loss_weight.new_zeros(())
     for start in range(0, len(hidden), CHUNK):
         part = slice(start, start + CHUNK)
-        given = hidden[part], *projection, label[part], loss_weight[part], exclude
-        total = total + checkpoint(_of_rows, *given, use_reentrant=False)
+        rows = hidden[part], logits, label[part], loss_weight[part]
+        total = total + checkpoint(_of_rows, *rows, use_reentrant=False)
     return total
 
 
-def _of_rows(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    softcap: float | None,
-    label: Tensor,
-    loss_weight: Tensor,
-    exclude: int | None,
-) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if exclude is not None:
-        logits = logits.index_fill(-1, torch.tensor([exclude], device=logits.device), -torch.inf)
-    log = logits.log_softmax(-1)
+def _of_rows(hidden: Tensor, logits: Callable[[Tensor], Tensor], label: Tensor, loss_weight: Tensor) -> Tensor:
+    z = logits(hidden)
+    log = z.log_softmax(-1)
     entropy = -(log.exp() * log.masked_fill(log == -torch.inf, 0.0)).sum(-1)
-    return (loss_weight * (logits.argmax(-1) == label) * entropy).sum()
+    return (loss_weight * (z.argmax(-1) == label) * entropy).sum()

@@ -19,112 +19,107 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unmask.kernels.chunks import row_chunks
-from unmask.kernels.linear_cross_entropy import CHUNK, _accumulate, _LinearCrossEntropy, _logits
 
 
 class VocabularyShard(NamedTuple):
-    """The part of a projection that this rank of `group` holds: token ids from `start` on.
+    """Which part of a projection this rank of `group` holds: token ids from `start` on, at least one.
 
-    weight [its token ids, width], at least one; bias [its token ids]; sent: told the bytes that this rank sends.
+    Every rank but the last holds ceil(vocabulary / ranks) of the `vocabulary` token ids; sent: told the bytes that this
+    rank sends.
     """
 
-    weight: Tensor
-    bias: Tensor | None
     start: int
+    vocabulary: int
     group: dist.ProcessGroup
     sent: Callable[[int], None] = lambda size: None
 
+    @property
+    def ranks(self) -> int:
+        return dist.get_world_size(self.group)
 
-class _Options(NamedTuple):
+
+class Divided(NamedTuple):
+    """Softmax over the whole vocabulary: see `unmask.kernels.linear_cross_entropy.Softmax`."""
+
     softcap: float | None
     exclude: int | None
-    grad: bool
-    start: int
-    group: dist.ProcessGroup
-    sent: Callable[[int], None]
+    shard: VocabularyShard
+
+    @property
+    def excluded(self) -> int | None:
+        """The excluded token's place in this rank's part, which may be outside of it."""
+        return None if self.exclude is None else self.exclude - self.shard.start
+
+    def chunk(self, logits: Tensor, label: Tensor, loss_weight: Tensor | None, dz: Tensor) -> Tensor:
+        lse, chosen = _across(_own_sums(logits, label, self), self.shard)
+        if loss_weight is not None:
+            _gradient(logits, label, loss_weight, lse, self)
+            if dz is not logits:
+                dz.copy_(logits)
+        return lse - chosen
+
+    def summed(self, dh: Tensor) -> Tensor:
+        return _summed(dh, self.shard) if len(dh) else dh
 
 
-def vocabulary_parallel_cross_entropy(
-    hidden: Tensor,
-    shard: VocabularyShard,
-    label: Tensor,
-    loss_weight: Tensor,
-    *,
-    softcap: float | None = None,
-    exclude: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """linear_cross_entropy of the whole vocabulary, of which this rank holds `shard`.
-
-    All ranks of the group call it with the same hidden [n, width], label int64 [n] (ids of the whole vocabulary),
-    loss_weight [n] and `exclude`. All get the same (sum, nll fp32 [n]) and the same gradient of hidden, and each that
-    of its own shard. The loss stands for one loss on all ranks: backward starts from the same gradient on each.
-    """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        hidden = hidden.to(torch.get_autocast_dtype(device))
-    inputs = (hidden, shard.weight, shard.bias)
-    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    options = _Options(softcap, exclude, grad, *shard[2:])
-    return _VocabularyParallel.apply(*inputs, label, loss_weight, options)
+def summed_gradient(hidden: Tensor, shard: VocabularyShard) -> Tensor:
+    """hidden as it is; its gradient is the sum of those of all ranks, each from its part of the vocabulary."""
+    return _SummedGradient.apply(hidden, shard)
 
 
-class _VocabularyParallel(torch.autograd.Function):
+def gathered_logits(logits: Tensor, shard: VocabularyShard) -> Tensor:
+    """Logits [n, its token ids] of every rank -> [n, vocabulary], whose gradient is the same on all ranks."""
+    return _Gathered.apply(logits, shard)
+
+
+class _SummedGradient(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        label: Tensor,
-        loss_weight: Tensor,
-        options: _Options,
-    ):
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        matrix, loss_weight = weight.to(hidden.dtype), loss_weight.to(wide)
-        nll = torch.empty(len(hidden), dtype=wide, device=hidden.device)
-        wanted = [options.grad and needed for needed in ctx.needs_input_grad[:3]]
-        dh = torch.empty_like(hidden, dtype=wide) if wanted[0] else None
-        dw = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
-        db = torch.zeros_like(bias, dtype=wide) if wanted[2] and bias is not None else None
-        for start in range(0, len(hidden), CHUNK):
-            part = slice(start, start + CHUNK)
-            logits = _logits(hidden[part], matrix, bias, wide)
-            lse, chosen = _across(_own_sums(logits, label[part], options), options)
-            nll[part] = lse - chosen
-            if not options.grad:
-                continue
-            _gradient(logits, label[part], loss_weight[part], lse, options)
-            dz = logits.to(hidden.dtype)
-            if db is not None:
-                db += logits.sum(0)
-            if dh is not None:
-                dh[part] = dz @ matrix
-            if dw is not None:
-                _accumulate(dw, dz, hidden[part])
-        if dh is not None and len(dh):
-            dist.all_reduce(dh, group=options.group)
-            ranks = dist.get_world_size(options.group)
-            options.sent(2 * (ranks - 1) * dh.nbytes // ranks)
-        ctx.save_for_backward(dh, dw, db)
-        ctx.dtypes = hidden.dtype, weight.dtype
-        ctx.mark_non_differentiable(nll)
-        return (nll * loss_weight).sum(), nll
+    def forward(ctx: Any, hidden: Tensor, shard: VocabularyShard) -> Tensor:
+        ctx.shard = shard
+        return hidden.view_as(hidden)
 
-    backward = _LinearCrossEntropy.backward
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        return _summed(grad.to(wide, copy=True).contiguous(), ctx.shard).to(grad.dtype), None
 
 
-def _own_sums(logits: Tensor, label: Tensor, options: _Options) -> Tensor:
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, shard: VocabularyShard) -> Tensor:
+        ctx.part = slice(shard.start, shard.start + logits.shape[1])
+        size = -(-shard.vocabulary // shard.ranks)
+        mine = torch.nn.functional.pad(logits, (0, size - logits.shape[1])).contiguous()
+        every = mine.new_empty((shard.ranks, *mine.shape))
+        if len(mine):
+            dist.all_gather_single(every.flatten(0, 1), mine, group=shard.group)
+            shard.sent((shard.ranks - 1) * mine.nbytes)
+        return every.transpose(0, 1).flatten(1)[:, : shard.vocabulary].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[:, ctx.part].contiguous(), None
+
+
+def _summed(x: Tensor, shard: VocabularyShard) -> Tensor:
+    """The sum of all ranks' x, in place."""
+    dist.all_reduce(x, group=shard.group)
+    shard.sent(2 * (shard.ranks - 1) * x.nbytes // shard.ranks)
+    return x
+
+
+def _own_sums(logits: Tensor, label: Tensor, options: Divided) -> Tensor:
     """m, s and c, [3, n], of this rank's logits [n, its token ids], which are squashed and excluded in place."""
-    own = None if options.exclude is None else options.exclude - options.start
-    held, index = _own(label, logits.shape[1], options.start)
+    excluded = options.excluded
+    held, index = _own(label, logits.shape[1], options.shard.start)
     found = logits.new_empty((3, len(logits)))
     top, total, chosen = found
     for rows in row_chunks(logits):
         z = logits[rows]
         if options.softcap is not None:
             z.div_(options.softcap).tanh_().mul_(options.softcap)
-        if own is not None and 0 <= own < z.shape[1]:
-            z[:, own] = float("-inf")
+        if excluded is not None and 0 <= excluded < z.shape[1]:
+            z[:, excluded] = float("-inf")
         # Finite, where a shard holds nothing but the excluded token.
         top[rows] = z.amax(1).clamp_min_(torch.finfo(z.dtype).min)
         total[rows] = (z - top[rows, None]).exp_().sum(1)
@@ -132,28 +127,27 @@ def _own_sums(logits: Tensor, label: Tensor, options: _Options) -> Tensor:
     return found
 
 
-def _across(mine: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+def _across(mine: Tensor, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
     """(lse, the label's logit) of the whole vocabulary, each [n]. mine: of this rank's part, [3, n]."""
-    ranks = dist.get_world_size(options.group)
-    every = mine.new_empty((ranks, *mine.shape))
-    dist.all_gather_single(every.flatten(0, 1), mine, group=options.group)
-    options.sent((ranks - 1) * mine.nbytes)
+    every = mine.new_empty((shard.ranks, *mine.shape))
+    dist.all_gather_single(every.flatten(0, 1), mine, group=shard.group)
+    shard.sent((shard.ranks - 1) * mine.nbytes)
     tops, totals, chosens = every.unbind(1)
     highest = tops.amax(0)
     return (totals * (tops - highest).exp()).sum(0).log_().add_(highest), chosens.sum(0)
 
 
-def _gradient(logits: Tensor, label: Tensor, loss_weight: Tensor, lse: Tensor, options: _Options) -> None:
+def _gradient(logits: Tensor, label: Tensor, loss_weight: Tensor, lse: Tensor, options: Divided) -> None:
     """Turn squashed logits into weight * d nll / d logits (before the squash), in place."""
-    held, index = _own(label, logits.shape[1], options.start)
+    held, index = _own(label, logits.shape[1], options.shard.start)
     onehot = torch.where(held, loss_weight, 0.0)
-    own = None if options.exclude is None else options.exclude - options.start
+    excluded = options.excluded
     for rows in row_chunks(logits):
         z, slope = logits[rows], None
         if options.softcap is not None:
             slope = (z / options.softcap).square_().neg_().add_(1.0)
-            if own is not None and 0 <= own < z.shape[1]:
-                slope[:, own] = 0.0  # of -inf it is no number
+            if excluded is not None and 0 <= excluded < z.shape[1]:
+                slope[:, excluded] = 0.0  # of -inf it is no number
         z.sub_(lse[rows, None]).exp_().mul_(loss_weight[rows, None])
         z.scatter_add_(1, index[rows, None], -onehot[rows, None])
         if slope is not None:

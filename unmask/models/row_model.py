@@ -20,13 +20,15 @@ from unmask.attention import Plan
 from unmask.errors import UserError
 from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.decoder import decoder_layers, spec_of
+from unmask.models.head import Head
 from unmask.models.last_layer import skip_unlabelled
+from unmask.objectives import LabelledRows
 from unmask.rows import Rows, Shape, inert, padded
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
+    from unmask.kernels import VocabularyShard
     from unmask.models.routing import Routing
     from unmask.objectives import LossTerms, Objective
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 class RowBatch:
     """One pack on the model's device; keep it until backward has ended (it holds the plan).
 
-    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; count: see Rows. On several
+    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; columns, of the labelled rows,
+    [n] or [n, k], reals in weight's dtype; count: see Rows. On several
     ranks these are the rows that this one holds, which are those numbered `held` (int64 [n]) among the pack's labelled
     rows, and whole(values [n]) gives the values of all of these. Of a model that conditions its canvases on a first
     pass: canvas int64 [m], the noisy rows, and signal bool [m], which of them learn its predictions.
@@ -46,6 +49,7 @@ class RowBatch:
     labelled: Tensor
     label: Tensor
     weight: Tensor
+    columns: dict[str, Tensor]
     count: float
     plan: Plan
     whole: Callable[[Tensor], Tensor] | None = None
@@ -54,6 +58,19 @@ class RowBatch:
     canvas: Tensor | None = None
     signal: Tensor | None = None
     apart: Apart | None = None
+
+
+def labelled_rows(batch: RowBatch, objective: Objective) -> LabelledRows:
+    """What the objective's loss knows of the batch; ValueError where a column that it declares is missing.
+
+    A batch of no labelled row, as stands in for none, needs no column: empty ones take their place.
+    """
+    columns = {}
+    for name, shape in objective.columns.items():
+        if name not in batch.columns and len(batch.label):
+            raise ValueError(f"{type(objective).__name__} reads the column {name!r}, which its rows do not have")
+        columns[name] = batch.columns.get(name, batch.weight.new_empty((0, *shape)))
+    return LabelledRows(batch.label, batch.weight, batch.count, columns)
 
 
 class Divide(Protocol):
@@ -82,8 +99,8 @@ class RowModel(nn.Module):
         self.axis: Divide | None = None
         #: Watches the routers of experts while they are trained.
         self.routing: Routing | None = None
-        #: Where the vocabulary is divided over a group: see `Head.shard`.
-        self.vocabulary_shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
+        #: Where the vocabulary is divided over a group.
+        self.vocabulary_shard: VocabularyShard | None = None
         #: Whether the clean rows of a model that conditions itself run once, alone; not where a pass more sends more.
         self.apart = self.decoder.self_conditions
         self.skips = False
@@ -99,10 +116,8 @@ class RowModel(nn.Module):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def head(self) -> Any:
+    def head(self) -> Head:
         """The output projection as objectives take it."""
-        from unmask.objectives import Head
-
         projection = self.model.get_output_embeddings()
         softcap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         # With the mask token's row trained by itself a tied head is peft's, which has a weight and no bias.
@@ -142,12 +157,14 @@ class RowModel(nn.Module):
             return torch.from_numpy(array).to(device)
 
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
+        columns = ((name, tensor(column[labelled])) for name, column in rows.columns.items())
         return RowBatch(
             token=tensor(rows.token)[None],
             position=tensor(rows.position)[None],
             labelled=tensor(labelled),
             label=tensor(rows.label[labelled]),
             weight=tensor(rows.weight[labelled]).to(wide),
+            columns={name: column.to(wide) if column.is_floating_point() else column for name, column in columns},
             count=rows.count,
             plan=plan,
             whole=whole,
@@ -218,7 +235,7 @@ class RowModel(nn.Module):
     def forward(
         self, batch: RowBatch, objective: Objective, per_row: bool = False, embedded: Tensor | None = None
     ) -> LossTerms | Tensor:
-        """LossTerms of the pack; with per_row, the nll of every labelled row instead ([n], no gradient).
+        """LossTerms of the pack; with per_row, the objective's scores of every labelled row ([n], no gradient).
 
         embedded: see `decoded`.
         """
@@ -227,11 +244,12 @@ class RowModel(nn.Module):
             watching = self.routing.watching(batch.counted, batch.labelled)
         with watching:
             hidden = self.hidden(batch, embedded, objective.second_pass and not per_row)
+        rows = labelled_rows(batch, objective)
         if not per_row:
-            return objective.loss(hidden, self.head(), batch.label, batch.weight, batch.count)
+            return objective.loss(hidden, self.head(), rows)
         with torch.no_grad():
-            nll = self.head().cross_entropy(hidden, batch.label, batch.weight, objective.excluded_token)[1]
-        return nll if batch.whole is None else batch.whole(nll)
+            scores = objective.scores(hidden, self.head(), rows)
+        return scores if batch.whole is None else batch.whole(scores)
 
     @torch.no_grad()
     def _check_head(self) -> None:

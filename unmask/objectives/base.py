@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -16,32 +17,41 @@ from unmask.rows import Document, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup
 
 
-class Head(NamedTuple):
-    """The output projection: weight [vocabulary, width], an optional bias [vocabulary] and logit soft-cap.
+class Head(Protocol):
+    """What a loss may ask of the output projection (`unmask.models.head.Head`).
 
-    shard: of a vocabulary that is divided over a group's ranks, (the first token id that is held here, the group, what
-    counts the bytes that are sent).
+    hidden [n, width]; label int64 [n], token ids; exclude: a token id whose logit is taken as -inf. A tensor axis
+    divides the vocabulary over ranks: all of them ask the same, get the same, and must make the same loss of it.
     """
-
-    weight: Tensor
-    bias: Tensor | None = None
-    softcap: float | None = None
-    shard: tuple[int, ProcessGroup, Callable[[int], None]] | None = None
 
     def cross_entropy(
         self, hidden: Tensor, label: Tensor, weight: Tensor, exclude: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(weighted sum, every row's nll): see `linear_cross_entropy`. label: ids of the whole vocabulary."""
-        from unmask.kernels import VocabularyShard, linear_cross_entropy, vocabulary_parallel_cross_entropy
+        """(sum of weight [n] * nll, with gradient; nll of every row, [n], without): the cheapest loss there is."""
+        ...
 
-        options: dict[str, Any] = {"softcap": self.softcap, "exclude": exclude}
-        if self.shard is None:
-            return linear_cross_entropy(hidden, self.weight, label, weight, bias=self.bias, **options)
-        own = VocabularyShard(self.weight, self.bias, *self.shard)
-        return vocabulary_parallel_cross_entropy(hidden, own, label, weight, **options)
+    def log_probs(self, hidden: Tensor, label: Tensor, exclude: int | None = None) -> Tensor:
+        """log p(label) of every row, [n], with gradient. It takes the logits twice, and keeps none."""
+        ...
+
+    def logits(self, hidden: Tensor, exclude: int | None = None) -> Tensor:
+        """[n, vocabulary], with gradient: ask for some rows at a time, as `unmask.kernels.confidence` does."""
+        ...
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """What a loss knows of a pack's n labelled rows, of those that this rank has: see `unmask.rows.Rows`.
+
+    label int64 [n], weight [n]; count: of the whole pack; columns: those that the objective declares, [n] or [n, k].
+    """
+
+    label: Tensor
+    weight: Tensor
+    count: float
+    columns: dict[str, Tensor]
 
 
 class LossTerms(NamedTuple):
@@ -84,6 +94,8 @@ class Objective(Section):
 
     model_config = ConfigDict(frozen=True)
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    #: The columns of rows that `loss` and `scores` read, and their shape after the rows': () for [N], (k,) for [N, k].
+    columns: ClassVar[dict[str, tuple[int, ...]]] = {}
 
     #: Filled in from the model when a run starts; not an option.
     mask_token_id: int | None = Field(default=None, exclude=True)
@@ -187,20 +199,22 @@ class Objective(Section):
         """
         return self
 
-    def loss(self, hidden: Tensor, head: Head, label: Tensor, weight: Tensor, count: float) -> LossTerms:
-        """Weighted cross-entropy of the labelled rows.
+    def loss(self, hidden: Tensor, head: Head, rows: LabelledRows) -> LossTerms:
+        """Weighted cross-entropy of the labelled rows; hidden [n, width].
 
-        hidden [n, width], label int64 [n], weight [n]. The sum is not divided by count: that is done globally.
+        The sum is not divided by count: that is done globally. It must be a sum over rows, of which ranks have some
+        each, and pads none: a rank may have no row at all (n = 0), and calls it all the same.
         """
-        total, nll = head.cross_entropy(hidden, label, weight, self.excluded_token)
+        total, nll = head.cross_entropy(hidden, rows.label, rows.weight, self.excluded_token)
         nll = nll.detach()
-        return LossTerms(total, count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))}, nll)
+        return LossTerms(total, rows.count, {"nll_sum": nll.sum(), "labelled": nll.new_tensor(float(len(nll)))}, nll)
 
-    @property
-    def takes_logits(self) -> bool:
-        """Whether `loss` needs more of a row than its cross-entropy: whole logits, which no rank has that a tensor axis
-        divides the vocabulary over."""
-        return type(self).loss is not Objective.loss
+    def scores(self, hidden: Tensor, head: Head, rows: LabelledRows) -> Tensor:
+        """What evaluation sums of every labelled row, times its weight, [n]; taken without gradient.
+
+        -log p(label). The objective that `evaluation` returns must leave it so for its bound to be one of likelihood.
+        """
+        return head.cross_entropy(hidden, rows.label, rows.weight, self.excluded_token)[1]
 
     @property
     def excluded_token(self) -> int | None:

@@ -34,13 +34,14 @@ term by the tokens that are right).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from unmask.objectives.annealing import Annealed
-from unmask.objectives.base import Decoding, Head, LossTerms, needs_mask
+from unmask.objectives.base import Decoding, Head, LabelledRows, LossTerms, needs_mask
 from unmask.objectives.block_schedule import BlockSize, Phase, checked, size_at
 from unmask.objectives.clip import FULL, best_clip
 from unmask.objectives.denominators import Counts, Denominator, share
@@ -254,20 +255,16 @@ class BlockDiffusion(Annealed):
         given = self.model_dump() | {"denominator": "scored", "noise_levels": "stratified"} | alone
         return BlockDiffusionBound(**given, mask_token_id=self.mask_token_id)
 
-    def loss(self, hidden: Tensor, head: Head, label: Tensor, weight: Tensor, count: float) -> LossTerms:
+    def loss(self, hidden: Tensor, head: Head, rows: LabelledRows) -> LossTerms:
         """See Objective.loss; with `confidence` more."""
-        terms = super().loss(hidden, head, label, weight, count)
+        terms = super().loss(hidden, head, rows)
         if not self.confidence:
             return terms
         from unmask.kernels import entropy_of_correct
 
-        entropy = entropy_of_correct(hidden, head[:3], label, weight, self.excluded_token)
+        logits = partial(head.logits, exclude=self.excluded_token)
+        entropy = entropy_of_correct(hidden, logits, rows.label, rows.weight)
         return terms._replace(sum=terms.sum + self.confidence * entropy)
-
-    @property
-    def takes_logits(self) -> bool:
-        """With `confidence`, of whole logits."""
-        return self.confidence > 0
 
     def scored_tokens(self, document: Document) -> np.ndarray:
         """The supervised tokens, without position 0 where it is kept clean."""

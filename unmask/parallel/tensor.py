@@ -27,11 +27,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from unmask.blocks.exchange import Traffic
 from unmask.config import Config
 from unmask.errors import UserError
+from unmask.kernels import VocabularyShard
 from unmask.models import RowModel
 from unmask.models.decoder import spec_of
 from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
 from unmask.models.tensor_plan import TensorPlan
-from unmask.objectives import build
 from unmask.parallel.mesh import part_of
 
 
@@ -56,11 +56,6 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
         )
-    objective = build(config.objective.chosen, config.objective.options())
-    if objective.takes_logits:
-        key = "confidence" if getattr(objective, "confidence", 0) else "name"
-        what = f"objective.{key}={getattr(objective, key, config.objective.chosen)}"
-        raise UserError(f"{what} does not go with {size}: its loss takes whole logits, of which a rank has a part")
 
 
 def check(model: Any, size: int) -> None:
@@ -242,7 +237,7 @@ def _divide(row_model: RowModel, axis: TensorAxis) -> None:
         if own:
             _compute_locally(module, list(own), axis.size if module in summands else 1)
     start = axis.rank * -(-embedding.num_embeddings // axis.size)
-    row_model.vocabulary_shard = (start, axis.group, axis.count)
+    row_model.vocabulary_shard = VocabularyShard(start, embedding.num_embeddings, axis.group, axis.count)
     embedding.forward = partial(_embedded, embedding, embedding.forward, axis, start)
     # After the hooks that are there: noise on the mask token is added to whole rows.
     embedding.register_forward_hook(lambda module, args, out: _Scatter.apply(out, axis, False))
