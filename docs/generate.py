@@ -23,7 +23,6 @@ from pydantic_core import PydanticUndefined
 from unmask.config import Config, ObjectiveConfig, Section, type_name
 from unmask.data import Reading
 from unmask.models.families import families
-from unmask.models.load import DIFFUSION_GEMMA
 from unmask.objectives import objectives
 from unmask.sampling.options import Options
 from unmask.tracking import trackers
@@ -130,16 +129,14 @@ def masks(family: Any) -> str:
 def foreign() -> str:
     """The families of checkpoints: how their configs name them, what computes them, what they were trained by."""
     table = []
-    for name in families.names():
-        family = families[name]
+    for family in (families[name] for name in families.names() if families[name].types):
         options = dict(family.objective)
         named = [options.pop("name"), *(f"{key}={value}" for key, value in options.items() if key != "block_size")]
         own = ", ".join(f"`{kind}`" for kind in [*family.types, *family.architectures])
-        size = str(options.get("block_size", ""))
-        decoded = f"`--as {family.preset}`" if family.preset else ""
+        size = str(options.get("block_size") or (family.sized_by and f"its {family.sized_by}"))
+        method = objectives[family.objective["name"]]().decoding.kind
+        decoded = f"`--as {family.preset}`" if family.preset else f"`method={method}`"
         table.append([family.title, own, masks(family), size, " ".join(named), decoded])
-    canvases = ["", "its canvas_length", DIFFUSION_GEMMA, "`method=canvas`"]
-    table.append(["DiffusionGemma", f"`{DIFFUSION_GEMMA}`", *canvases])  # transformers' own
     columns = ("models", "model_type or architectures", "mask token", "block size", "objective", "sampled as published")
     return markdown(table, columns)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from tests.models.diffusion_gemma_config import CONFIG
 from unmask.config import ModelConfig
 from unmask.models import load
-from unmask.models.families.diffusion_gemma import DiffusionGemmaTextRouter, _Router
+from unmask.models.families.canvases import DiffusionGemmaTextRouter, _Router
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows
 

@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.training.tiny import MODEL, train
 from unmask.config import ModelConfig
 from unmask.errors import UserError
-from unmask.models.load import empty_model, load
+from unmask.models.families.transformers import empty_model
+from unmask.models.load import load
 
 
 @pytest.fixture(scope="module")

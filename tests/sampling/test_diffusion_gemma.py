@@ -14,7 +14,7 @@ from unmask.evaluation import generate
 from unmask.export import export
 from unmask.sampling import Options, sample
 from unmask.sampling.command import facts, opened
-from unmask.sampling.diffusion_gemma import Settings, within
+from unmask.sampling.diffusion_gemma import Sampler, within
 from unmask.sampling.prompts import Asked
 
 PROMPT = [5, 9, 33, 20, 7, 41, 12, 8, 3]
@@ -69,7 +69,7 @@ def test_the_bound_and_the_settings_of_a_folder(model):
     assert accepted.tolist() == [False, True, True, True]  # 0.04, 0.09 and 0.29, each without itself
     model.generation_config.t_max, model.generation_config.max_denoising_steps = 0.9, 7
     try:
-        assert Settings.of(model) == Settings(steps=7, high=0.9)
+        assert Sampler.of(model) == Sampler(steps=7, high=0.9)
     finally:
         model.generation_config.t_max = model.generation_config.max_denoising_steps = None
 

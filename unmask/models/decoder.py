@@ -118,11 +118,12 @@ def changed(model: PreTrainedModel) -> None:
 def spec_of_config(config: Any, dtype: torch.dtype) -> DecoderSpec:
     """The description of the model that a configuration of transformers makes, without its weights."""
     from unmask.attention import NAME, register
-    from unmask.models.load import adapt, auto_model
+    from unmask.models.families import family_of_type
+    from unmask.models.load import adapt
 
     register()
     with torch.device("meta"):
-        model = auto_model(config.model_type).from_config(config, dtype=dtype, attn_implementation=NAME)
+        model = family_of_type(config.model_type).auto().from_config(config, dtype=dtype, attn_implementation=NAME)
     adapt(model)
     return spec_of(model)
 

@@ -20,6 +20,7 @@ from unmask.attention import Plan
 from unmask.errors import UserError
 from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.decoder import decoder_layers, spec_of
+from unmask.models.families import family_of_model
 from unmask.models.head import Head
 from unmask.models.last_layer import skip_unlabelled
 from unmask.objectives import LabelledRows
@@ -94,6 +95,7 @@ class RowModel(nn.Module):
         super().__init__()
         self.model = model
         self.backend = backend
+        self.family = family_of_model(model)
         self.decoder = spec_of(model)
         #: Divides packs over ranks; None on one.
         self.axis: Divide | None = None
@@ -138,8 +140,7 @@ class RowModel(nn.Module):
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
-        if self.decoder.self_conditions:
-            self.model.base_model.check_text(rows.token[: rows.clean])
+        self.family.check_text(self.model, rows.token[: rows.clean])
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
         plan = held = whole = None

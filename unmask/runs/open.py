@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -13,8 +13,10 @@ from unmask.errors import UserError, as_path
 from unmask.files import read_json
 from unmask.hf import fetching, open_tokenizer, read_config
 from unmask.models import lora, nf4
+from unmask.models.families import Family
+from unmask.models.families.transformers import empty_model
 from unmask.models.fuse import fuse
-from unmask.models.load import DTYPES, adapt, empty_model, load
+from unmask.models.load import DTYPES, adapt, load
 from unmask.models.trained import also, objective_of, said
 from unmask.objectives import Objective, described, rebuild
 from unmask.runs.distcp import load_average, load_weights
@@ -52,7 +54,7 @@ def open_model(
 ) -> OpenModel:
     """The model of a run (its newest checkpoint), of one step's folder (or RUN/best), or of an exported folder.
 
-    Folders of the families in `unmask.models.families`, and DiffusionGemma's, open as what they were trained for.
+    Folders of the families in `unmask.models.families` open as what they were trained for.
 
     A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
     parameters, "float32", "bfloat16", ...; default as they were trained. mask_token_id: of a folder that does not say
@@ -115,7 +117,6 @@ def _check_device(name: str) -> None:
 
 
 def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenModel:
-
     verify(folder)
     config, state = Config.load(folder / "config.yaml"), state_of(folder)
     model = empty_model(folder / "hf", getattr(torch, config.model.dtype))
@@ -141,18 +142,27 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     return opened._replace(source=config.model.name)
 
 
-def stored_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of one step as it was saved, to train it further; UserError for a damaged one, and for adapters."""
-    verify(folder)
-    settings = Config.load(folder / "config.yaml").model
-    if settings.lora.rank:
-        raise UserError(
-            f"model.name={folder}: holds adapters beside its model: export it (`unmask export {folder} FOLDER`) and "
-            f"name that folder"
-        )
-    model = empty_model(folder / "hf", getattr(torch, settings.dtype))
-    load_weights(model, folder)
-    return model.to(dtype)
+class Step(Family):
+    """A run's newest checkpoint, or one of its steps, whose model is trained further as it was saved."""
+
+    name, foreign = "run", False
+
+    def holds(self, path: Path) -> bool:
+        return step_of(path) is not None
+
+    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Any = None) -> PreTrainedModel:
+        """UserError for a damaged checkpoint, and for adapters."""
+        folder = cast(Path, step_of(path))
+        verify(folder)
+        settings = Config.load(folder / "config.yaml").model
+        if settings.lora.rank:
+            raise UserError(
+                f"model.name={folder}: holds adapters beside its model: export it (`unmask export {folder} FOLDER`) "
+                f"and name that folder"
+            )
+        model = empty_model(folder / "hf", getattr(torch, settings.dtype))
+        load_weights(model, folder)
+        return model.to(dtype)
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from unmask.errors import UserError
-from unmask.models import families
+from unmask.models.families import family_of_model
 from unmask.runs.open import OpenModel, open_model
 from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.canvas import Fill
@@ -51,7 +51,7 @@ def as_published(options: Options, opened: OpenModel) -> Options:
 
     A model that was trained here to be decoded in another way than its family is not.
     """
-    preset, kind = families.preset(opened.model), opened.objective.decoding.kind
+    preset, kind = family_of_model(opened.model).preset, opened.objective.decoding.kind
     if preset is None or PRESETS[preset]["method"] != kind:
         return options
     chosen = options.of_family(preset)

@@ -24,8 +24,8 @@ from unmask.sampling.network import Clean, Noisy
 from unmask.sampling.options import Options
 
 
-class Settings(NamedTuple):
-    """What a folder's generation_config.json may say otherwise; the defaults are transformers'."""
+class Sampler(NamedTuple):
+    """The sampler, with what a folder's generation_config.json may say otherwise; the defaults are transformers'."""
 
     steps: int = 48
     gamma: float = 0.1
@@ -35,8 +35,8 @@ class Settings(NamedTuple):
     confidence: float = 0.005
 
     @classmethod
-    def of(cls, model: Any) -> Settings:
-        """Those of a model's generation config."""
+    def of(cls, model: Any) -> Sampler:
+        """The sampler of a model, by its generation config."""
         config = getattr(model, "generation_config", None)
         named = {"steps": "max_denoising_steps", "low": "t_min", "high": "t_max"}
         named |= {"stability": "stability_threshold", "confidence": "confidence_threshold"}
@@ -44,32 +44,28 @@ class Settings(NamedTuple):
         found["gamma"] = getattr(getattr(config, "sampler_config", None), "entropy_bound", None)
         return cls(**{name: value for name, value in found.items() if value is not None})
 
-
-def sampler(canvas: Canvas, decoding: Decoding, options: Options, settings: Settings | None = None) -> Steps:
-    """Canvas by canvas; `options.steps` and `options.gamma`, where given, win over the settings."""
-    settings, size = settings or Settings(), options.block_size or decoding.block_size
-    if size is None:
-        raise UserError("sample: block_size is needed for a model that was not trained with canvases")
-    if "gamma" in options.model_fields_set:
-        settings = settings._replace(gamma=options.gamma)
-    settings = settings._replace(steps=options.steps or settings.steps)
-    noise, cached = torch.Generator().manual_seed(options.seed), 0
-    for start in range(canvas.start, canvas.stop, size):
-        # The last row's logits, for nothing but the size of the vocabulary.
-        vocabulary = (yield Clean(cached, start, 1, torch.tensor([start - 1]))).shape[1]
-        cached = start
-        best = yield from _denoised(canvas, (start, start + size), vocabulary, settings, noise)
-        canvas.token[start : start + size] = best
-        stop = min(start + size, canvas.stop)
-        canvas.fill(torch.arange(start, stop), best[: stop - start])
-        canvas.done = stop
-        if canvas.finished:
-            return
+    def __call__(self, canvas: Canvas, decoding: Decoding, options: Options) -> Steps:
+        """Canvas by canvas; `options.steps` and `options.gamma`, where given, win over the model's."""
+        size = options.block_size or decoding.block_size
+        if size is None:
+            raise UserError("sample: block_size is needed for a model that was not trained with canvases")
+        gamma = options.gamma if "gamma" in options.model_fields_set else self.gamma
+        settings = self._replace(gamma=gamma, steps=options.steps or self.steps)
+        noise, cached = torch.Generator().manual_seed(options.seed), 0
+        for start in range(canvas.start, canvas.stop, size):
+            # The last row's logits, for nothing but the size of the vocabulary.
+            vocabulary = (yield Clean(cached, start, 1, torch.tensor([start - 1]))).shape[1]
+            cached = start
+            best = yield from _denoised(canvas, (start, start + size), vocabulary, settings, noise)
+            canvas.token[start : start + size] = best
+            stop = min(start + size, canvas.stop)
+            canvas.fill(torch.arange(start, stop), best[: stop - start])
+            canvas.done = stop
+            if canvas.finished:
+                return
 
 
-def _denoised(
-    canvas: Canvas, part: tuple[int, int], vocabulary: int, settings: Settings, noise: torch.Generator
-) -> Any:
+def _denoised(canvas: Canvas, part: tuple[int, int], vocabulary: int, settings: Sampler, noise: torch.Generator) -> Any:
     """The tokens of canvas [start, stop), int64."""
     start, stop = part
     rows, size = torch.arange(start, stop), stop - start

@@ -146,7 +146,7 @@ class Network:
             first += sum(map(len, segments))
             if isinstance(one, Noisy):
                 canvas.append(torch.arange(first - len(segments[-1]), first))
-                signal.append(self.model.base_model.told(one.signal, len(segments[-1])))
+                signal.append(self.model.base_model.signal_of(one.signal, len(segments[-1])))
         if not canvas:
             return {}
         return {"canvas": torch.cat(canvas).to(self.model.device), "signal": torch.cat(signal)[None]}

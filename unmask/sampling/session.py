@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from unmask.data.beginnings import beginning, begun
 from unmask.data.encoding import Encoder
 from unmask.errors import UserError
-from unmask.models import families, special
+from unmask.models import special
 from unmask.models.decoder import spec_of
+from unmask.models.families import family_of_model
 from unmask.models.positions import limit_of
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
@@ -40,7 +41,7 @@ samplers = Registry(
         "causal": "unmask.sampling.drivers:causal",
         "prefix_cache": "unmask.sampling.dual_cache:prefix_cache",
         "dual_cache": "unmask.sampling.dual_cache:dual_cache",
-        "canvas": "unmask.sampling.diffusion_gemma:sampler",
+        "canvas": "unmask.sampling.diffusion_gemma:Sampler",
     },
 )
 
@@ -86,10 +87,8 @@ class Session:
         self.method = options.method or self.decoding.kind
         self.sampler = samplers[self.method]
         refuse_unfit(self.decoding, options)
-        if self.method == "canvas":
-            from unmask.sampling.diffusion_gemma import Settings
-
-            self.sampler = partial(self.sampler, settings=Settings.of(model))
+        if hasattr(self.sampler, "of"):  # with settings that a model's generation_config.json may hold
+            self.sampler = self.sampler.of(model)
         strategies[options.strategy]
         options.refuse_unused(self.method, options.block_size or self.decoding.block_size)
         if self.method in ("prefix_cache", "dual_cache") and any(spec_of(model).windows):
@@ -103,7 +102,7 @@ class Session:
         if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
         self.ends = frozenset(special.end_tokens(model, tokenizer))
-        self.end_with([*end_tokens, *families.end_tokens(model)])
+        self.end_with([*end_tokens, *_published_ends(model)])
 
     def _checked_mask(self, token: int) -> int:
         """The mask token that is asked for; UserError where the model has no such row, or needs none."""
@@ -285,6 +284,12 @@ def _recorded(model: PreTrainedModel) -> Decoding:
     if not record:
         raise UserError("sample: the model does not say how it was trained; pass decoding=objective.decoding")
     return rebuild(record["name"], record["options"]).decoding
+
+
+def _published_ends(model: PreTrainedModel) -> list[int]:
+    """The tokens that end an answer of the model's family beside its tokeniser's EOS."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    return [token for token in family_of_model(model).end_tokens if token < rows]
 
 
 def _kind(value: Any) -> str:

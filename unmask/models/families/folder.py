@@ -18,126 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unmask.attention import NAME
 from unmask.errors import UserError
-from unmask.models.families.deferred import Deferred
-from unmask.models.families.layout import Family, Part, check
+from unmask.models.families.find import family_of_model, origin_of
+from unmask.models.families.layout import Part
 from unmask.models.families.stored import Stored
-from unmask.models.special import KINDS, read_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: The field of a transformers config that says where a model came from.
-ORIGIN = "origin"
+    from unmask.models.families.base import Family
+
 #: Tensors of a checkpoint that follow from its config.
 DERIVED = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached)")
 #: Bytes of a shard that is written; a tensor that is larger has one of its own.
 SHARD = 5_000_000_000
 #: Files of a folder, beside weights, config and tokeniser, that belong to its layout.
 BESIDE = ("*.py", "generation_config.json")
-
-
-def family_of(raw: dict[str, Any], where: Path | str = "config.json") -> Family | None:
-    """The family that a config.json belongs to; None for those that are transformers' own (or nobody's).
-
-    where: its path, for messages. UserError for a model type of a family with an architecture that is not the
-    family's: another model.
-    """
-    from unmask.models.families import families
-
-    known = [families[name]() for name in families.names()]
-    architectures, kind = raw.get("architectures") or [], raw.get("model_type")
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise UserError(f"{where} has architectures={architectures!r}: give a list of names")
-    if kind is not None and not isinstance(kind, str):
-        raise UserError(f"{where} has model_type={kind!r}: give a name")
-    for family in known:  # LLaDA-MoE has LLaDA's model_type in some of its configs
-        if any(name in family.architectures for name in architectures):
-            return family
-    found = next((family for family in known if kind in family.types), None)
-    if found is not None and architectures and found.architectures:
-        raise UserError(
-            f"{where} has model_type={kind!r} and architectures={architectures}: {found.title} is "
-            f"{' or '.join(found.architectures)}, and another model of that type is not supported"
-        )
-    return found
-
-
-def origin_of(model: PreTrainedModel) -> dict[str, Any] | None:
-    """The origin of a model that came from a foreign folder."""
-    return getattr(model.config, ORIGIN, None)
-
-
-def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end an answer of a foreign model beside its tokeniser's EOS."""
-    from unmask.models.families import families
-
-    origin = origin_of(model)
-    known = families[origin["family"]].end_tokens if origin else ()
-    return tuple(token for token in known if token < len(embedding(model)))
-
-
-def preset(model: PreTrainedModel) -> str | None:
-    """How the authors of a foreign model decode it: a name of `unmask.sampling.presets`."""
-    from unmask.models.families import families
-
-    origin = origin_of(model)
-    return families[origin["family"]].preset if origin else None
-
-
-def open_folder(
-    folder: Path, family: Family, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None = None
-) -> PreTrainedModel:
-    """transformers' model of a foreign folder, with its weights; its attention is unmask's.
-
-    deferred: takes note of the weights that are read later. UserError: a field or a tensor that no module of
-    transformers has, one that is missing, a shape that does not fit.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
-
-    stored, where = Stored(folder), folder / "config.json"
-    try:
-        check(raw)
-        fields = dict.fromkeys(KINDS) | family.config(raw, stored.names)  # transformers' are of another tokeniser
-    except KeyError as error:
-        raise UserError(f"{where}: {family.name} has no {error} there") from None
-    except UserError as error:
-        raise UserError(f"model.name={folder}: {error}") from None
-    except Exception as error:  # a field of a type that it cannot have
-        raise UserError(f"{where}: {family.name} cannot be read from it: {_line(error)}") from error
-    try:
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
-        model.tie_weights()
-        read_generation(model, folder)
-        merged = any(name.endswith(".experts.down_proj") for name in stored.names)
-        parts = list(family.parts(shapes(model), raw, merged))
-    except Exception as error:  # whatever transformers raises for values that do not go together
-        raise UserError(f"{where}: {family.name} cannot be built from it: {_line(error)}") from error
-    if deferred is not None:
-        deferred.lend(model, parts, stored)
-    filled = fill(model, parts, stored, family, deferred.names if deferred is not None else frozenset())
-    mask = raw.get("mask_token_id")
-    if mask is None and (usual := family.mask(raw)) is not None and usual < len(embedding(model)):
-        mask = usual
-    if mask is not None:
-        model.config.mask_token_id = mask
-    origin = {"family": family.name, "config": raw, "folder": str(folder.absolute()), "merged": merged}
-    setattr(model.config, ORIGIN, origin | filled)
-    return model
-
-
-def told(error: Exception) -> str:
-    """What an exception of transformers says; a KeyError is often nothing but the value that it does not know."""
-    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return f"it knows no {said!r}" if isinstance(error, KeyError) and " " not in said else said
-
-
-def _line(error: Exception) -> str:
-    return " ".join(told(error).split())[:200]
 
 
 @torch.no_grad()
@@ -207,12 +103,10 @@ def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> di
 
     Returns its config.json, with sizes and the mask token as they are now, which is not yet written. shard: bytes.
     """
-    from unmask.models.families import families
-
     origin = origin_of(model)
     if origin is None:
         raise UserError("format=family writes the layout a model came from, and this one is transformers' own: use hf")
-    family, raw, ours = families[origin["family"]](), dict(origin["config"]), tensors(model)
+    family, raw, ours = family_of_model(model), dict(origin["config"]), tensors(model)
     where: dict[str, list[Part]] = defaultdict(list)
     for part in family.parts(shapes(model), raw, origin["merged"]):
         where[part.theirs].append(part)

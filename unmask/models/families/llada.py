@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.models.families.layout import Family, refuse, rotary
+from unmask.models.families.base import Family
+from unmask.models.families.layout import refuse, rotary
 
 #: From a layer of transformers to one of LLaDA's blocks.
 _BLOCK = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from unmask.models.families.layout import Family, refuse
+from unmask.models.families.base import Family
+from unmask.models.families.layout import refuse
 
 
 class Qwen(Family):

@@ -10,12 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
+from unmask.files import read_json
+from unmask.hf import read_config
+from unmask.models.families.layout import is_whole
+from unmask.models.families.stored import INDEX, read_index
 
 #: Layers, experts and the like are made one by one, so that a number of them that is out of reason never ends.
 MOST = 100_000
 #: Widths without which a layer holds nothing.
 _SIZES = ("intermediate_size", "head_dim")
 _COUNTS = ("num_", "n_layer", "n_head", "layers")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; UserError for a number, an index or a mask token in the folder that is none."""
+    raw = read_config(folder)
+    check(raw, folder / "config.json")
+    if (generation := folder / "generation_config.json").exists():
+        check(read_json(generation, "copy it again, or remove it"), generation)
+    for index in (INDEX, "pytorch_model.bin.index.json"):
+        if (folder / index).exists():
+            read_index(folder / index)
+    mask = raw.get("mask_token_id")
+    if mask is not None and not (is_whole(mask) and mask >= 0):
+        raise UserError(f"model.name={folder}: config.json has mask_token_id={mask!r}: give the id of a token, or null")
+    return raw
 
 
 def check(raw: dict[str, Any], where: Path | str) -> None:
@@ -44,6 +63,22 @@ def odd_field(raw: dict[str, Any]) -> str:
         if usual is not None and value is not None and _kind(value) is not _kind(usual):
             return f" ({key}={value!r} in config.json)"
     return ""
+
+
+def told(error: Exception) -> str:
+    """What an exception of transformers says; a KeyError is often nothing but the value that it does not know."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return f"it knows no {said!r}" if isinstance(error, KeyError) and " " not in said else said
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(told(error).split())[:200]
+
+
+def first_line(error: Exception) -> str:
+    """The most telling line: StrictDataclass errors name the field first and what is wrong with it last."""
+    lines = [line.strip() for line in told(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith(("Validation error", "Class validation error")) else lines[0]
 
 
 def _kind(value: Any) -> type[Any]:
