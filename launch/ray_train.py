@@ -39,12 +39,10 @@ def main() -> None:
     from unmask import Config
     from unmask.config import rules
     from unmask.errors import UserError
-    from unmask.parallel.mesh import check_sizes
 
     try:
         config = Config.load(given.config, given.overrides)
-        rules.check(rules.Known(config))
-        check_sizes(config.parallel, given.workers)
+        rules.check(rules.Known(config, processes=given.workers))
     except UserError as error:
         sys.exit(f"unmask: {error}")
     TorchTrainer(

@@ -75,14 +75,12 @@ def train(
 def _processes(settings: Config, launch: Launch) -> int:
     """How many processes to start; UserError for what cannot be started here."""
     from unmask.config import rules
-    from unmask.parallel.stages import check_config, resolved
-    from unmask.processes.launch import check, size_of
+    from unmask.parallel.stages import resolved
+    from unmask.processes.launch import size_of
 
     if launch.nproc is None:
         raise UserError("--restarts is for processes that are started here: give --nproc too")
-    check(settings.checkpoint, launch.restarts)
-    rules.check(rules.Known(settings))
-    check_config(resolved(settings))
+    rules.check(rules.Known(resolved(settings), restarts=launch.restarts))
     return size_of(launch.nproc, settings.parallel)
 
 

@@ -108,6 +108,11 @@ class Config(Section):
         apply_overrides(tree, overrides or [])
         return cls.parse(tree, str(path))
 
+    def passes(self, micro_batch: int | None = None) -> int:
+        """Micro-batches that a rank computes in a step. micro_batch: in place of the config's."""
+        in_all = self.training.batch_size // (micro_batch or self.training.micro_batch)
+        return -(-in_all // (self.parallel.data_parallel_size * self.parallel.shard_size))
+
     def dump(self) -> str:
         """The resolved config as YAML; `Config.load` of it gives this config again."""
         return yaml_text(json.loads(self.model_dump_json()))

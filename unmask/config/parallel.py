@@ -81,6 +81,17 @@ class ParallelConfig(Section):
         """Stages of the pipeline, on all of its ranks."""
         return self.pipeline_stages * self.virtual
 
+    def too_few(self, micro: int) -> str | None:
+        """Why the schedule does not run on `micro` micro-batches of a rank; None where it does."""
+        ranks, schedule = self.pipeline_stages, self.schedule
+        least = {"gpipe": 1, "zbv": 2 * ranks - 1}.get(schedule, ranks)
+        if micro < least:
+            return f"schedule={schedule} on pipeline_stages={ranks} needs at least {least} micro-batches"
+        if schedule == "interleaved" and micro % (micro // ranks):
+            rounds = f"in rounds of equal size, at least pipeline_stages={ranks} each"
+            return f"schedule=interleaved takes micro-batches {rounds}"
+        return None
+
     @property
     def expert_shards(self) -> int:
         """Ranks that FSDP2 divides a rank's experts over: those of a copy that hold the same ones."""

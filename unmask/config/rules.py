@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import Formatter
 from typing import Any, NamedTuple
 
-from unmask.config import Config, ParallelConfig, Section
-from unmask.errors import UserError
+from unmask.config import AdapterConfig, Config, ParallelConfig, Section, TrainingConfig
+from unmask.config.overrides import MUON, OF_SCHEDULE
+from unmask.config.sections import in_steps
+from unmask.errors import UserError, counted
+from unmask.registry import Registry, nearest
+
+#: What lists the names that a key may have; imported when one is looked for.
+NAMED = Registry(
+    "key", {"exchange": "unmask.blocks.exchange:exchanges", "placement": "unmask.blocks.placement:placements"}
+)
 
 
 @dataclass(frozen=True)
 class Known:
     """What is known of a run; None: not yet.
 
-    parallel: the config's, where nothing else is known of it; objective: the built one, which is bound to no model yet;
-    device: its type; validation: whether there are held-out data; steps: of the whole run; processes: that were
-    started; restarts: that a launcher may make.
+    parallel: the config's, where nothing else is known of it; objective: the built one, bound to no model yet; device:
+    its type; validation: whether there are held-out data; prepared: whether all data are; steps: of the whole run;
+    processes: that were started; restarts: that a launcher may make.
     """
 
     config: Config | None = None
@@ -33,6 +41,7 @@ class Known:
     objective: Any = None
     device: str | None = None
     validation: bool | None = None
+    prepared: bool | None = None
     steps: int | None = None
     processes: int | None = None
     restarts: int | None = None
@@ -102,6 +111,16 @@ def _always() -> bool:
     return True
 
 
+def _unread_by(readers: Sequence[str]) -> Callable[..., Any]:
+    """The schedule is one of ours, and none of these."""
+    ours = {name for names in OF_SCHEDULE.values() for name in names} | {"constant"}
+    return lambda schedule: schedule.name in ours - {*readers}
+
+
+def _decoded_as(kind: str) -> Callable[..., Any]:
+    return lambda objective: objective.decoding.kind == kind
+
+
 def _no_effect(section: str, keys: str, condition: Callable[..., Any], why: str) -> list[Rule]:
     """Keys of a section that nothing reads under the condition."""
     paths = [f"{section}.{key}" for key in keys.split()]
@@ -116,8 +135,63 @@ def _apart(ones: str, others: str, why: str, other: str = "") -> list[Rule]:
     ]
 
 
+def unmeasured(config: Config) -> str | None:
+    """Why the gradient noise scale cannot be measured; None where it can."""
+    parallel, training = config.parallel, config.training
+    if training.batch_size == training.micro_batch:
+        return "a step is one micro-batch (training.batch_size / micro_batch must be at least 2)"
+    for key, said in (
+        ("block_parallel_size", "the gradient of a pack is spread over parallel.block_parallel_size ranks"),
+        ("model_parallel_size", "the gradient is spread over parallel.model_parallel_size ranks"),
+        ("pipeline_stages", "the gradient is spread over parallel.pipeline_stages ranks, which sum it once a step"),
+        ("expert_parallel_size", "the gradient of experts is spread over parallel.expert_parallel_size ranks"),
+    ):
+        if getattr(parallel, key) > 1:
+            return said
+    if parallel.level:
+        return "FSDP2 (parallel.shard_size, parallel.zero) sums the gradient of a part before it could be measured"
+    return None
+
+
+def _divides_nodes(parallel: ParallelConfig) -> bool:
+    node, blocks = parallel.node_size, parallel.block_parallel_size
+    return node is not None and 1 < node < blocks and blocks % node == 0
+
+
+def _no_second(first: str, plus: str, second: str) -> bool:
+    return bool(plus) and (first != "ulysses" or second in ("ulysses", "query", ""))
+
+
+def _unknown(kind: str, names: Iterable[str]) -> dict[str, str] | None:
+    """Of the first name that is none of its kind: a hint, and those that are."""
+    known = ["auto", *NAMED[kind].names()]
+    wrong = next((name for name in names if name not in known), None)
+    return None if wrong is None else {"hint": nearest(wrong, known), "known": ", ".join(known)}
+
+
+def _product(parallel: ParallelConfig, started: int) -> dict[str, str]:
+    """The axes that multiply to the number of processes, and how many there are."""
+    axes = ("pipeline_stages", "data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size")
+    always = ("data_parallel_size", "block_parallel_size")
+    sizes = [f"parallel.{axis}={getattr(parallel, axis)}" for axis in axes
+             if axis in always or getattr(parallel, axis) > 1]  # fmt: skip
+    return {"sizes": " x ".join(sizes), "started": f"{started} {'was' if started == 1 else 'were'}"}
+
+
+def _idle(parallel: ParallelConfig, training: TrainingConfig) -> dict[str, int] | None:
+    """Where copies and shards are more than micro-batches: these, and the least batch size."""
+    replicas, micro = parallel.data_parallel_size * parallel.shard_size, training.batch_size // training.micro_batch
+    return {"micro": micro, "least": replicas * training.micro_batch} if replicas > micro else None
+
+
+def _of_logits(config: Config, objective: Any) -> str:
+    """The option of an objective for which its loss takes logits."""
+    key = "confidence" if getattr(objective, "confidence", 0) else "name"
+    return f"objective.{key}={getattr(objective, key, config.objective.chosen)}"
+
+
 # fmt: off
-#: The mesh alone.
+#: What a mesh is by itself.
 MESH = [
     Rule("parallel.expert_parallel_size", lambda parallel: parallel.data_ranks % parallel.expert_parallel_size,
          "{parallel.expert_parallel_size=} does not divide the {parallel.data_ranks} ranks of data_parallel_size x "
@@ -144,8 +218,7 @@ MESH = [
                 ": no ranks divide a copy of the model; give parallel.shard_size=2 or more"),
     *_no_effect("parallel", "placement exchange node_size speeds", lambda parallel: parallel.block_parallel_size == 1,
                 " with block_parallel_size=1: leave it out, or give a pack several ranks"),
-    Rule("parallel.exchange",
-         lambda parallel: "+" in parallel.exchange and not _divides_nodes(parallel),
+    Rule("parallel.exchange", lambda parallel: "+" in parallel.exchange and not _divides_nodes(parallel),
          "{parallel.exchange=} needs parallel.node_size, a divisor of block_parallel_size="
          "{parallel.block_parallel_size} strictly between 1 and it"),
     Rule("parallel.node_size", lambda parallel: "+" not in parallel.exchange,
@@ -156,13 +229,151 @@ MESH = [
          and {"count": len(parallel.speeds)},
          "parallel.speeds lists {count} ranks, and block_parallel_size is {parallel.block_parallel_size}: give one "
          "each"),
+    Rule("parallel.exchange", lambda parallel: _no_second(*parallel.exchange.partition("+")),
+         "{parallel.exchange=}: only ulysses goes with a second exchange: ulysses+ring, +gather, +needed"),
+    Rule("parallel.exchange", lambda parallel: _unknown("exchange", filter(None, parallel.exchange.split("+"))),
+         "{parallel.exchange=}: unknown exchange{hint}; known: {known}"),
+    Rule("parallel.placement", lambda parallel: _unknown("placement", [parallel.placement]),
+         "{parallel.placement=}: unknown placement{hint}; known: {known}"),
+    Rule("parallel.placement parallel.exchange", lambda parallel: parallel.placement == "block",
+         "{parallel.exchange=} has no effect with placement=block, which exchanges nothing: leave it at auto"),
+    Rule("", lambda parallel, processes: parallel.processes != processes and _product(parallel, processes),
+         "{sizes} asks for {parallel.processes} processes, and {started} started: unmask train --nproc "
+         "{parallel.processes} ..."),
+]
+#: What settings are beside each other.
+SETTINGS = [
+    Rule("training.precision model.dtype",
+         lambda training, model: training.precision == "fp16" and model.dtype == "float16",
+         "training.precision=fp16 needs parameters in full precision: set model.dtype=float32"),
+    Rule("training.precision model.dtype", lambda model: model.dtype == "float64",
+         "{training.precision=} does not go with model.dtype=float64: set float32"),
+    Rule("training.epochs training.steps", _always,
+         "training.epochs={training.epochs!s} has no effect beside {training.steps=}: leave one of them out "
+         "(~training.steps, ~training.epochs)"),
+    *_no_effect("optimizer", " ".join(MUON), lambda optimizer: optimizer.name == "adamw",
+                ": optimizer.name=adamw; use muon"),
+    *(rule for key, readers in OF_SCHEDULE.items() for rule in _no_effect(
+        "schedule", key, _unread_by(readers), ": {schedule.name=} does not read it, "
+        f"{' and '.join(readers)} do{'es' if len(readers) == 1 else ''}")),
+    *_no_effect("model.lora", " ".join(key for key in AdapterConfig.model_fields if key != "rank"),
+                lambda model: not model.lora.rank, ": model.lora.rank is 0"),
+    *_apart("parallel.model_parallel_size parallel.pipeline_stages parallel.expert_parallel_size", "model.lora.rank",
+            ": adapters are trained under data_parallel_size, shard_size and block_parallel_size", "model.lora"),
+    Rule("model.lora.rank model.lora.dropout", lambda parallel: parallel.data_ranks > 1,
+         "{model.lora.dropout=} on {parallel.data_ranks} processes gives other numbers than on one: set it to 0"),
+    *_apart("model.lora.quantize", "model.lora.dora", ", which needs the norms of whole weights"),
+    *_apart("model.lora.quantize", "parallel.offload training.offload_activations",
+            ", unproven for weights in four bits: use false"),
+    Rule("optimizer.name model.lora.rank", lambda optimizer: optimizer.name == "muon",
+         "optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw"),
+    *_apart("model.compile", "model.lora.rank", ", unproven when compiled: use false", "model.lora"),
+    Rule("training.offload_activations", lambda training: training.checkpointing not in ("full", "selective"),
+         "{training.offload_activations=} has no effect with {training.checkpointing=}: use full or selective, whose "
+         "kept activations it moves"),
+    *_apart("training.offload_activations", "model.compile", ": leave one of them out"),
+    Rule("model.mask_noise_steps", lambda objective: not objective.places_mask,
+         "{model.mask_noise_steps=} has no effect: objective.name={config.objective.chosen} places no mask token; set "
+         "it to 0"),
+    *(Rule("evaluation.ar", _decoded_as(kind),
+           f"evaluation.ar=true has no effect with objective.name={{config.objective.chosen}}: {why}; leave it out")
+      for kind, why in (("causal", "the bound is that already"), ("canvas", "its encoder has a loss of its own"))),
+    *_apart("model.balance_loss model.z_loss", "parallel.pipeline_stages model.compile",
+            ": set ONE to 0, or do without it"),
+    *_no_effect("training.spike", "window rollbacks", lambda training: not training.spike.factor,
+                ": training.spike.factor is 0"),
+    Rule("training.spike.factor", lambda training: training.spike.factor <= 1,
+         "{training.spike.factor=}: every other loss would be a spike; give a factor above 1, or 0"),
+    Rule("training.spike.factor", lambda checkpoint: not checkpoint.every,
+         "training.spike.factor needs checkpoints to go back to: set checkpoint.every"),
+    Rule("log.noise_scale", lambda config: config.log.noise_scale and (why := unmeasured(config)) and {"why": why},
+         "log.noise_scale=true: it cannot be measured here: {why}; use auto or false"),
+    *(Rule(f"log.profile.{key}", lambda log: not log.profile.steps,
+           "log.profile: nothing is watched with log.profile.steps=0: give the number of steps to watch")
+      for key in ("memory", "start")),
+    Rule("optimizer.state optimizer.name", lambda optimizer: optimizer.name == "muon",
+         "{optimizer.state=} goes with optimizer.name=adamw, not with muon: use full"),
+    Rule("optimizer.state",
+         lambda optimizer: optimizer.state == "bf16" and any(0 < 1 - beta < 2**-8 for beta in optimizer.betas)
+         and {"betas": list(optimizer.betas)},
+         "{optimizer.state=}: a running mean in bf16 does not move where an update changes it by less than 1/256, as "
+         "with optimizer.betas={betas}: give betas of 0.996 or less, or use 8bit"),
+    Rule("training.offload_activations", lambda device: device == "cpu",
+         "training.offload_activations=true has no effect on a CPU, whose memory it would move activations to"),
+    Rule("", lambda checkpoint, restarts: restarts and not checkpoint.every,
+         "--restarts goes on from checkpoints: set checkpoint.every"),
+    *(Rule(f"checkpoint.{key}", lambda restarts: restarts,
+           f"--restarts goes on from the newest checkpoint, and checkpoint.{key}={{checkpoint.{key}!s}} forbids that: "
+           f"leave it out") for key in ("resume", "step")),
+]
+#: What they need of the data, and of the length of a run.
+DATA = [
+    Rule("data.validation", lambda data: data.validation == {},
+         "data.validation: names no set; give {{name: path, ...}}, or leave it out"),
+    Rule("checkpoint.best", lambda validation: not validation,
+         "checkpoint.best goes by the likelihood bound: give data.validation"),
+    Rule("evaluation.ema", lambda training: not training.ema,
+         "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
+    Rule("objective.clip",
+         lambda objective, evaluation, validation: getattr(objective, "clip", None) == "auto"
+         and not (validation and evaluation.every),
+         "objective.clip=auto moves at evaluations: give data.validation and evaluation.every"),
+    *_no_effect("data", "fields supervise chat_template", lambda prepared: prepared,
+                ": the data are prepared already; leave it out, or give it to `unmask prepare`"),
+    Rule("schedule.warmup",
+         lambda schedule, steps: schedule.warmup > max(1, steps) and {"length": counted(steps, "step")},
+         "{schedule.warmup=} is longer than the run, which has {length}: give fewer, or a fraction of all steps "
+         "(below 1)"),
+    Rule("schedule.name",
+         lambda schedule, steps: schedule.name == "wsd"
+         and in_steps(schedule.warmup, steps) + in_steps(schedule.decay, steps) > max(1, steps)
+         and {"length": counted(steps, "step")},
+         "{schedule.warmup=} and {schedule.decay=} are longer than the run, which has {length}: give fewer, or "
+         "fractions of all steps (below 1)"),
+    Rule("log.profile.steps",
+         lambda log, steps: (end := log.profile.start + log.profile.steps) > steps
+         and {"first": log.profile.start + 1, "last": end},
+         "log.profile watches steps {first} to {last}, and the run has {steps}: give a smaller log.profile.start or "
+         "fewer log.profile.steps"),
+]
+#: What goes on which mesh.
+ON_MESH = [
+    Rule("parallel.shard_size", lambda parallel, training: _idle(parallel, training),
+         "{parallel.data_parallel_size=} x shard_size={parallel.shard_size}: every shard of the model needs a "
+         "micro-batch; a step has {micro} (training.batch_size / micro_batch): raise batch_size to {least}"),
+    Rule("parallel.data_parallel_size",
+         lambda parallel, training: parallel.shard_size == 1 and _idle(parallel, training),
+         "{parallel.data_parallel_size=}: every copy of the model needs a micro-batch; a step has {micro} "
+         "(training.batch_size / micro_batch): raise batch_size to {least}"),
+    Rule("parallel.offload", lambda device: device == "cpu",
+         "parallel.offload=true has no effect on a CPU, whose memory it would move the model to"),
+    *_apart("model.compile", "parallel.expert_parallel_size parallel.model_parallel_size",
+            ", whose layers communicate; set it to false"),
+    Rule("optimizer.name parallel.model_parallel_size", lambda optimizer: optimizer.name == "muon",
+         "optimizer.name=muon needs whole matrices, of which {parallel.model_parallel_size=} leaves every rank a "
+         "part: use adamw"),
+    Rule("parallel.model_parallel_size",
+         lambda config, objective: objective.takes_logits and {"option": _of_logits(config, objective)},
+         "{option} does not go with {parallel.model_parallel_size=}: its loss takes whole logits, of which a rank has "
+         "a part"),
+    Rule("parallel.model_parallel_size model.skip_last_layer", lambda model: model.skip_last_layer,
+         "model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false"),
+    Rule("parallel.pipeline_stages",
+         lambda config: (why := config.parallel.too_few(config.passes())) and {"why": why, "micro": config.passes()},
+         "parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over copies and shards): raise "
+         "batch_size"),
+    *_apart("parallel.offload", "parallel.pipeline_stages", ": no schedule has been proven with it"),
+    Rule("parallel.schedule model.compile", lambda parallel: parallel.schedule == "zbv",
+         "model.compile=true does not go with parallel.schedule=zbv: torch does not divide the backward pass of a "
+         "compiled layer into that of the input and that of the weights; use 1f1b"),
+    Rule("parallel.schedule training.checkpointing",
+         lambda parallel, training: parallel.schedule == "zbv" and training.checkpointing != "mlp",
+         "{training.checkpointing=} does not go with parallel.schedule=zbv, which walks through a layer's backward "
+         "pass twice and would compute, and exchange, it again each time: use mlp"),
+    Rule("parallel.block_parallel_size model.attention", lambda model: model.attention != "tiles",
+         "{model.attention=} needs whole packs: with block_parallel_size={parallel.block_parallel_size} use tiles"),
+    Rule("parallel.block_parallel_size", lambda parallel, data: parallel.block_parallel_size > data.pack_tokens,
+         "{parallel.block_parallel_size=}: more ranks than tokens in a pack ({data.pack_tokens=})"),
 ]
 # fmt: on
-
-
-def _divides_nodes(parallel: ParallelConfig) -> bool:
-    node, blocks = parallel.node_size, parallel.block_parallel_size
-    return node is not None and 1 < node < blocks and blocks % node == 0
-
-
-RULES: Sequence[Rule] = (*MESH,)
+RULES: Sequence[Rule] = (*MESH, *SETTINGS, *DATA, *ON_MESH)

@@ -167,6 +167,11 @@ class ScheduleConfig(Section):
     decay_shape: Literal["linear", "sqrt", "cosine"] = "sqrt"
 
 
+def in_steps(length: float, steps: int) -> int:
+    """A length of a schedule in steps; below 1 it is a fraction of all `steps`."""
+    return round(length if length >= 1 else length * steps)
+
+
 class SpikeConfig(Section):
     """Going back to the last checkpoint when the loss jumps (see `unmask.training.spikes`)."""
 

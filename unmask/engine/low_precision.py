@@ -35,28 +35,17 @@ CHUNK = 2**21
 
 
 def check(config: Config, model: nn.Module) -> None:
-    """Raise UserError for an `optimizer.state` that cannot be had, or that would not train."""
-    optimizer = config.optimizer
-    if optimizer.state == "full":
-        return
-    here = f"optimizer.state={optimizer.state}"
-    if optimizer.name == "muon":
-        raise UserError(f"{here} goes with optimizer.name=adamw, not with muon: use full")
-    if optimizer.state == "bf16":
-        for beta in optimizer.betas:
-            if 0 < 1 - beta < 2**-8:
-                raise UserError(
-                    f"{here}: a running mean in bf16 does not move where an update changes it by less than 1/256, as "
-                    f"with optimizer.betas={list(optimizer.betas)}: give betas of 0.996 or less, or use 8bit"
-                )
+    """Raise UserError where a tensor axis would divide a row inside of a block."""
+    state = config.optimizer.state
+    if state not in ("8bit", "4bit"):
         return
     ranks = config.parallel.model_parallel_size
     for parameter, dim in divided_dims(model).items() if ranks > 1 else ():
-        block = block_of(parameter, int(optimizer.state[0]))
+        block = block_of(parameter, int(state[0]))
         if block and dim == parameter.ndim - 1 and parameter.shape[dim] // ranks % block:
             raise UserError(
-                f"{here}: parallel.model_parallel_size={ranks} divides rows of {parameter.shape[dim]} elements inside "
-                f"of a block of {block}: use bf16"
+                f"optimizer.state={state}: parallel.model_parallel_size={ranks} divides rows of {parameter.shape[dim]} "
+                f"elements inside of a block of {block}: use bf16"
             )
 
 

@@ -19,27 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unmask.config import Config
-
 #: Of the running means.
 DECAY = 0.98
-
-
-def measurable(config: Config) -> str | None:
-    """Why the noise scale cannot be measured, or None where it can."""
-    if config.training.batch_size == config.training.micro_batch:
-        return "a step is one micro-batch (training.batch_size / micro_batch must be at least 2)"
-    if config.parallel.block_parallel_size > 1:
-        return "the gradient of a pack is spread over parallel.block_parallel_size ranks"
-    if config.parallel.model_parallel_size > 1:
-        return "the gradient is spread over parallel.model_parallel_size ranks"
-    if config.parallel.pipeline_stages > 1:
-        return "the gradient is spread over parallel.pipeline_stages ranks, which sum it once a step"
-    if config.parallel.expert_parallel_size > 1:
-        return "the gradient of experts is spread over parallel.expert_parallel_size ranks"
-    if config.parallel.level:
-        return "FSDP2 (parallel.shard_size, parallel.zero) sums the gradient of a part before it could be measured"
-    return None
 
 
 def square(gradients: list[Tensor]) -> Tensor:

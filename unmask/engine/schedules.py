@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 
 from unmask.config import ScheduleConfig
+from unmask.config.sections import in_steps
 from unmask.registry import Registry
 
 #: name -> function(ScheduleConfig, k, n, all steps) -> fraction of the peak, for the updates after the warm-up
@@ -34,11 +35,6 @@ def multiplier(schedule: ScheduleConfig, step: int, steps: int) -> float:
         return (step + 1) / warmup
     left = max(1, steps - warmup)
     return schedules[schedule.name](schedule, min(step + 1 - warmup, left), left, steps)
-
-
-def in_steps(length: float, steps: int) -> int:
-    """A length in steps; below 1 it is a fraction of all `steps`."""
-    return round(length if length >= 1 else length * steps)
 
 
 def cosine(schedule: ScheduleConfig, done: int, left: int, steps: int) -> float:

@@ -25,7 +25,7 @@ from unmask.registry import nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from unmask.config import AdapterConfig, Config
+    from unmask.config import AdapterConfig
 
 ADAPTER = "default"
 #: What peft puts before the names of a model that it has wrapped.
@@ -33,46 +33,6 @@ PREFIX = "base_model.model."
 #: Settings that tell bases of the same shapes apart.
 FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
           "hidden_act", "rms_norm_eps", "sliding_window")  # fmt: skip
-
-
-def check_config(config: Config) -> None:
-    """UserError for settings that have no effect without adapters, or that do not go with them; before any worker."""
-    lora, parallel = config.model.lora, config.parallel
-    if not lora.rank:
-        for key, field in type(lora).model_fields.items():
-            if getattr(lora, key) != field.default:
-                raise UserError(f"model.lora.{key}={getattr(lora, key)} has no effect: model.lora.rank is 0")
-        return
-    for key in ("model_parallel_size", "pipeline_stages", "expert_parallel_size"):
-        if getattr(parallel, key) > 1:
-            raise UserError(
-                f"parallel.{key}={getattr(parallel, key)} does not go with model.lora: adapters are trained under "
-                f"data_parallel_size, shard_size and block_parallel_size"
-            )
-    ranks = parallel.data_parallel_size * parallel.shard_size * parallel.block_parallel_size
-    if lora.dropout and ranks > 1:
-        raise UserError(
-            f"model.lora.dropout={lora.dropout:g} on {ranks} processes gives other numbers than on one: set it to 0"
-        )
-    if lora.quantize != "none":
-        _check_quantized(config)
-    if config.optimizer.name == "muon":
-        raise UserError("optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw")
-    if config.model.compile:
-        raise UserError("model.compile=true does not go with model.lora, unproven when compiled: use false")
-
-
-def _check_quantized(config: Config) -> None:
-    quantize = f"model.lora.quantize={config.model.lora.quantize}"
-    if config.model.lora.dora:
-        raise UserError(f"{quantize} does not go with model.lora.dora=true, which needs the norms of whole weights")
-    for key, wanted in (
-        ("parallel.offload", config.parallel.offload),
-        ("training.offload_activations", config.training.offload_activations),
-    ):
-        if wanted:
-            raise UserError(f"{quantize} does not go with {key}=true, unproven for weights in four bits: use false")
-    nf4.kind()
 
 
 def quantize(

@@ -14,11 +14,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.blocks.axis import BlockAxis, Layers
-from unmask.blocks.exchange import check_name
 from unmask.blocks.exchange.ulysses import check_heads
-from unmask.blocks.placement import placements
 from unmask.config import Config, ParallelConfig
-from unmask.errors import UserError
 from unmask.models import RowModel, nf4
 from unmask.models.decoder import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
@@ -27,7 +24,6 @@ from unmask.parallel.pipeline import Pipeline
 from unmask.parallel.replicas import Sums, summed
 from unmask.parallel.shard import sharded
 from unmask.parallel.stages import Layout
-from unmask.registry import nearest
 
 
 class Pipe(NamedTuple):
@@ -84,52 +80,19 @@ def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dty
 
 
 def check(config: Config, row_model: RowModel) -> None:
-    """UserError for what cannot run on the mesh that `config` asks for; needs no processes."""
+    """UserError for a model that cannot run on the mesh that `config` asks for; needs no processes."""
     parallel = config.parallel
-    blocks, copies, shards = parallel.block_parallel_size, parallel.data_parallel_size, parallel.shard_size
-    check_name(parallel.exchange)
-    known = ["auto", *placements.names()]
-    if parallel.placement not in known:
-        hint = nearest(parallel.placement, known)
-        raise UserError(f"parallel.placement={parallel.placement}: unknown placement{hint}; known: {', '.join(known)}")
-    if parallel.placement == "block" and parallel.exchange != "auto":
-        raise UserError(
-            f"parallel.exchange={parallel.exchange} has no effect with placement=block, which exchanges nothing: "
-            f"leave it at auto"
-        )
-    micro = config.training.batch_size // config.training.micro_batch
-    if copies * shards > micro:
-        sizes = f"parallel.data_parallel_size={copies}" + (f" x shard_size={shards}" if shards > 1 else "")
-        raise UserError(
-            f"{sizes}: every {'shard' if shards > 1 else 'copy'} of the model needs a micro-batch; a step has {micro} "
-            f"(training.batch_size / micro_batch): raise batch_size to {copies * shards * config.training.micro_batch}"
-        )
+    blocks = parallel.block_parallel_size
     nf4.check_divisible(row_model.model, parallel.shards)
-    if parallel.offload and row_model.device.type == "cpu":
-        raise UserError("parallel.offload=true has no effect on a CPU, whose memory it would move the model to")
     if parallel.expert_parallel_size > 1:
-        expert.check_config(config)
         expert.check(row_model.model, parallel.expert_parallel_size)
     if parallel.model_parallel_size > 1:
-        tensor.check_config(config)
         tensor.check(row_model.model, parallel.model_parallel_size)
     if parallel.pipeline_stages > 1:
-        stages.check_config(config)
         layers = len(row_model.decoder.layers)
         stages.check(parallel, layers)
         pipeline.check(row_model, stages.even(parallel, layers))
-    if blocks == 1:
-        return
-    if config.model.attention not in ("auto", "tiles"):
-        raise UserError(
-            f"model.attention={config.model.attention} needs whole packs: with block_parallel_size={blocks} use tiles"
-        )
-    if blocks > config.data.pack_tokens:
-        raise UserError(
-            f"parallel.block_parallel_size={blocks}: more ranks than tokens in a pack "
-            f"(data.pack_tokens={config.data.pack_tokens})"
-        )
-    if parallel.exchange.startswith("ulysses"):
+    if blocks > 1 and parallel.exchange.startswith("ulysses"):
         size = parallel.node_size if "+" in parallel.exchange and parallel.node_size else blocks
         for widths in layers_of(row_model, parallel, torch.float32).widths.values():
             check_heads(widths.heads, widths.kv_heads, size)

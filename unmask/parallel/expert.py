@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from unmask.blocks.exchange import Traffic
-from unmask.config import Config
 from unmask.errors import UserError
 from unmask.models.decoder import spec_of
 from unmask.models.experts import PARAMETERS, Compute, Take, experts_of, inverse
@@ -85,13 +84,6 @@ def divide(model: nn.Module, axis: ExpertAxis) -> None:
 def divided_dim(shape: torch.Size | list[int], shards: int) -> int:
     """The dimension of a rank's experts [experts, out, in] that FSDP2 divides: the first that `shards` divides."""
     return next((dim for dim, size in enumerate(shape) if size % shards == 0), 0)
-
-
-def check_config(config: Config) -> None:
-    """UserError for settings that do not go with an expert axis."""
-    if config.model.compile:
-        size = f"parallel.expert_parallel_size={config.parallel.expert_parallel_size}"
-        raise UserError(f"model.compile=true does not go with {size}, whose layers communicate; set it to false")
 
 
 def check(model: Any, size: int) -> None:

@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, distribute_tensor
 
 from unmask.blocks.exchange import Axis, Traffic, Wire
-from unmask.config import ParallelConfig, flat
+from unmask.config import ParallelConfig, flat, rules
 from unmask.errors import UserError
-from unmask.processes.group import check_sizes, initialised, naming, world_size
+from unmask.processes.group import initialised, naming, world_size
 from unmask.processes.pulse import Pulse
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def started(config: ParallelConfig, device: torch.device) -> Iterator[Mesh]:
     A program that has initialised torch.distributed itself keeps its groups: the mesh makes its own over the same
     processes and takes them down.
     """
-    check_sizes(config)
+    rules.check(rules.Known(parallel=config, processes=world_size()))
     if world_size() == 1:
         yield Mesh(device)
     elif dist.is_initialized():

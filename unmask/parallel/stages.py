@@ -68,26 +68,6 @@ def bubble(parallel: ParallelConfig, micro: int) -> float:
     return (ranks - 1) / (micro * {"interleaved": parallel.virtual, "zbv": 6}.get(parallel.schedule, 1))
 
 
-def passes(config: Config, micro_batch: int | None = None) -> int:
-    """Micro-batches that a rank computes in a step."""
-    training, parallel = config.training, config.parallel
-    in_all = training.batch_size // (micro_batch or training.micro_batch)
-    return -(-in_all // (parallel.data_parallel_size * parallel.shard_size))
-
-
-def too_few(parallel: ParallelConfig, micro: int) -> str | None:
-    """Why a schedule does not run on `micro` micro-batches, or None where it does."""
-    ranks, schedule = parallel.pipeline_stages, parallel.schedule
-    least = {"gpipe": 1, "zbv": 2 * ranks - 1}.get(schedule, ranks)
-    if micro < least:
-        return f"schedule={schedule} on pipeline_stages={ranks} needs at least {least} micro-batches"
-    if schedule == "interleaved" and micro % (micro // ranks):
-        return (
-            f"schedule=interleaved takes micro-batches in rounds of equal size, at least pipeline_stages={ranks} each"
-        )
-    return None
-
-
 def resolved(config: Config) -> Config:
     """The config with the training.micro_batch that `parallel.bubble` chooses; the config itself without."""
     training, parallel = config.training, config.parallel
@@ -95,11 +75,11 @@ def resolved(config: Config) -> Config:
     if limit is None or parallel.pipeline_stages == 1:
         return config
     sizes = [size for size in range(1, training.batch_size + 1) if training.batch_size % size == 0]
-    counts = {size: passes(config, size) for size in sizes}
-    runs = [size for size in sizes if too_few(parallel, counts[size]) is None]
+    counts = {size: config.passes(size) for size in sizes}
+    runs = [size for size in sizes if parallel.too_few(counts[size]) is None]
     fits = [size for size in runs if bubble(parallel, counts[size]) <= limit]
     if not fits:
-        best = f"the least is {bubble(parallel, counts[runs[0]]):.3f}" if runs else too_few(parallel, counts[1])
+        best = f"the least is {bubble(parallel, counts[runs[0]]):.3f}" if runs else parallel.too_few(counts[1])
         raise UserError(
             f"parallel.bubble={limit:g}: no training.micro_batch keeps to it with training.batch_size="
             f"{training.batch_size}: {best}; raise batch_size"
@@ -110,33 +90,6 @@ def resolved(config: Config) -> Config:
             f"training.micro_batch={training.micro_batch}: parallel.bubble={limit:g} chooses {chosen}; leave one out"
         )
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch": chosen})})
-
-
-def check_config(config: Config) -> None:
-    """UserError for settings that do not go with the pipeline that `config` asks for; needs no model."""
-    parallel, training = config.parallel, config.training
-    if parallel.pipeline_stages == 1:
-        return
-    size, micro = f"parallel.pipeline_stages={parallel.pipeline_stages}", passes(config)
-    if (why := too_few(parallel, micro)) is not None:
-        raise UserError(
-            f"parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over copies and shards): "
-            f"raise batch_size"
-        )
-    if parallel.offload:
-        raise UserError(f"parallel.offload=true does not go with {size}: no schedule has been proven with it")
-    if parallel.schedule != "zbv":
-        return
-    if config.model.compile:
-        raise UserError(
-            "model.compile=true does not go with parallel.schedule=zbv: torch does not divide the backward pass of a "
-            "compiled layer into that of the input and that of the weights; use 1f1b"
-        )
-    if training.checkpointing in ("full", "selective"):
-        raise UserError(
-            f"training.checkpointing={training.checkpointing} does not go with parallel.schedule=zbv, which walks "
-            f"through a layer's backward pass twice and would compute, and exchange, it again each time: use mlp"
-        )
 
 
 def check(parallel: ParallelConfig, layers: int) -> None:

@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unmask.blocks.exchange import Traffic
-from unmask.config import Config
 from unmask.errors import UserError
 from unmask.kernels import VocabularyShard
 from unmask.models import RowModel
@@ -47,17 +46,6 @@ def _refused(why: str) -> str:
     return f"parallel.model_parallel_size: {why}, so unmask does not divide it; set it to 1"
 
 
-def check_config(config: Config) -> None:
-    """UserError for settings that do not go with a tensor axis."""
-    size = f"parallel.model_parallel_size={config.parallel.model_parallel_size}"
-    if config.model.compile:
-        raise UserError(f"model.compile=true does not go with {size}, whose layers communicate; set it to false")
-    if config.optimizer.name == "muon":
-        raise UserError(
-            f"optimizer.name=muon needs whole matrices, of which {size} leaves every rank a part: use adamw"
-        )
-
-
 def check(model: Any, size: int) -> None:
     """UserError unless the model divides over `size` ranks."""
     spec, plan = spec_of(model), plan_of(model)
@@ -72,13 +60,6 @@ def check(model: Any, size: int) -> None:
             raise UserError(f"{where} does not divide {name}={width} of the model: give a divisor")
     if -(-spec.vocabulary // size) * (size - 1) >= spec.vocabulary:
         raise UserError(f"{where}: a vocabulary of {spec.vocabulary} leaves a rank without a token; give fewer ranks")
-
-
-def skipping(wanted: bool | str) -> bool:
-    """What model.skip_last_layer=auto means here: no skipping, for the rows that are left would be divided anew."""
-    if wanted is True:
-        raise UserError("model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false")
-    return False
 
 
 @dataclass

@@ -13,7 +13,7 @@ from unmask.data.beginnings import shown
 from unmask.errors import UserError
 from unmask.objectives import described
 from unmask.parallel.apply import layers_of
-from unmask.parallel.stages import bubble, passes, resolved
+from unmask.parallel.stages import bubble, resolved
 from unmask.planning.footprint import footprint
 from unmask.planning.picture import facts, picture
 from unmask.rows import Document, Rows, flops
@@ -92,7 +92,7 @@ def pipeline(run: setup.Run) -> dict[str, Any]:
     return {
         "schedule": parallel.schedule,
         "stage_layers": layers,
-        "bubble": round(bubble(parallel, passes(run.config)), 4),
+        "bubble": round(bubble(parallel, run.config.passes()), 4),
     }
 
 

@@ -28,7 +28,7 @@ from unmask.models import nf4
 from unmask.models.decoder import decoder_layers
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim
-from unmask.parallel.stages import even, passes
+from unmask.parallel.stages import even
 from unmask.parallel.tensor import divided_dims
 from unmask.rows import Rows
 from unmask.training.setup import Run
@@ -196,7 +196,7 @@ def _waiting(run: Run) -> float:
     parallel = run.config.parallel
     if parallel.pipeline_stages == 1:
         return 1.0
-    ranks, micro = parallel.pipeline_stages, passes(run.config)
+    ranks, micro = parallel.pipeline_stages, run.config.passes()
     # Micro-batches, each through the layers of a rank: 1F1B's first rank is `ranks` ahead, interleaved by less than
     # twice that, ZB-V as 1F1B.
     ahead = {"gpipe": micro, "interleaved": 2 * ranks}.get(parallel.schedule, ranks)

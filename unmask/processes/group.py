@@ -11,7 +11,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from unmask.config import ParallelConfig
 from unmask.errors import RankLost, UserError
 from unmask.processes import launched
 from unmask.processes.meeting import joined
@@ -26,25 +25,6 @@ def world_size() -> int:
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def check_sizes(config: ParallelConfig, started: int | None = None) -> None:
-    """UserError when the axes do not multiply to the number of processes."""
-    started = world_size() if started is None else started
-    product = config.processes
-    if product != started:
-        axes = ["data_parallel_size", "block_parallel_size"]
-        if config.shard_size > 1:
-            axes.insert(1, "shard_size")
-        if config.model_parallel_size > 1:
-            axes.append("model_parallel_size")
-        if config.pipeline_stages > 1:
-            axes.insert(0, "pipeline_stages")
-        sizes = " x ".join(f"parallel.{axis}={getattr(config, axis)}" for axis in axes)
-        raise UserError(
-            f"{sizes} asks for {product} processes, and {started} {'was' if started == 1 else 'were'} started: unmask "
-            f"train --nproc {product} ..."
-        )
 
 
 @contextmanager

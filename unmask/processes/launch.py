@@ -24,9 +24,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from unmask.config import CheckpointConfig, ParallelConfig
+from unmask.config import ParallelConfig, rules
 from unmask.errors import RankLost, UserError
-from unmask.processes.group import check_sizes
 from unmask.processes.launched import ROLE, by_launcher, run_id
 from unmask.processes.meeting import LOOPBACK, OneMachine
 from unmask.terminal import say
@@ -44,33 +43,16 @@ PATIENCE = 3.0
 
 def size_of(asked: str, config: ParallelConfig) -> int:
     """The number of processes for `--nproc`; auto: one a GPU, else what the axes multiply to. UserError if unfit."""
+    if by_launcher():
+        raise UserError("--nproc starts processes, and this is one that a launcher has started: leave --nproc out")
     if asked == "auto":
         size = torch.cuda.device_count() or config.processes
     elif not asked.isdecimal() or int(asked) == 0:
         raise UserError(f"--nproc {asked}: give a number of processes, or auto")
     else:
         size = int(asked)
-    check_sizes(config, size)
+    rules.check(rules.Known(parallel=config, processes=size))
     return size
-
-
-def check(checkpoint: CheckpointConfig, restarts: int) -> None:
-    """UserError for what cannot be started, or started again, from here."""
-    if by_launcher():
-        raise UserError("--nproc starts processes, and this is one that a launcher has started: leave --nproc out")
-    if restarts:
-        _check_restartable(checkpoint)
-
-
-def _check_restartable(checkpoint: CheckpointConfig) -> None:
-    if not checkpoint.every:
-        raise UserError("--restarts goes on from checkpoints: set checkpoint.every")
-    if not checkpoint.resume or checkpoint.step is not None:
-        key = "step" if checkpoint.resume else "resume"
-        raise UserError(
-            f"--restarts goes on from the newest checkpoint, and checkpoint.{key}={getattr(checkpoint, key)} forbids "
-            f"that: leave it out"
-        )
 
 
 def launch(arguments: Sequence[str], size: int, restarts: int = 0) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from unmask.models.families.deferred import Deferred
 from unmask.models.positions import check_positions
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
-from unmask.parallel import apply, stages, tensor
+from unmask.parallel import apply, stages
 from unmask.runs.folder import newest, step_of
 from unmask.runs.identity import Identity
 from unmask.runs.resume import LEFT_OUT
@@ -126,20 +126,18 @@ class Run:
 
 def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     """Check the config, open the data, load the model. `train` and `validation` stand in for the config's paths."""
-    rules.check(Known(config))
     config, of_run = _of_run(config)
     config, said = own_objective.chosen(config)
     objective = build_objective(config.objective.chosen, config.objective.options())
-    _check_precision(config)
-    refusals.check_settings(config, objective)
+    device, no_validation = device_of(config), config.data.validation is None and validation is None
+    known = Known(config, objective=objective, device=device.type, validation=not no_validation)
+    rules.check(known)
     optimizers[config.optimizer.name]
     schedules[config.schedule.name]
     tracking.check(config.log)
     path = Path(config.checkpoint.path)
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
-    device = device_of(config)
-    refusals.check_device(config, device)
     choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
@@ -147,11 +145,8 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
 
     train = config.data.train if train is None else train
     validation = config.data.validation if validation is None else validation
-    refusals.check_evaluation(config, validation)
     if train is None:
         raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
-    if getattr(objective, "clip", None) == "auto" and (validation is None or not config.evaluation.every):
-        raise UserError("objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
     sources = _sources(train)
     _check_raw(config, [*(source for _, source, _ in sources), *named(validation).values()])
     tokenizer = _tokenizer(config, [source for _, source, _ in sources])
@@ -175,15 +170,14 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         check_positions(loaded.model, source.packs.longest, source.name, "data.pack_tokens")
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
-    refusals.check_steps(config, steps)
+    rules.check(replace(known, steps=steps))
     objective = objective.bind(loaded.model, loaded.tokenizer, loaded.mask_token_id)
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
         refusals.check_mask(objective, source.packs.dataset, source.name)
     held_out = _validation(config, validation, loaded, objective)
-    skips = config.model.skip_last_layer
-    if config.parallel.model_parallel_size > 1:
-        skips = tensor.skipping(skips)
+    # Of a layer that is divided, the rows that are left would be divided anew.
+    skips = False if config.parallel.model_parallel_size > 1 else config.model.skip_last_layer
     low_precision.check(config, loaded.model)
     row_model = RowModel(loaded.model, skip_last_layer=skips, backend=config.model.attention)
     apply.check(config, row_model)
@@ -214,15 +208,6 @@ def _of_run(config: Config) -> tuple[Config, list[str]]:
         return config, []
     model = config.model.model_copy(update={"name": str(step)})
     return config.model_copy(update={"model": model}), [f"model.name={name}: a run, whose model at {step} is taken"]
-
-
-def _check_precision(config: Config) -> None:
-    if config.training.precision == "fp16" and config.model.dtype == "float16":
-        raise UserError("training.precision=fp16 needs parameters in full precision: set model.dtype=float32")
-    if config.training.precision != "fp32" and config.model.dtype == "float64":
-        raise UserError(
-            f"training.precision={config.training.precision} does not go with model.dtype=float64: set float32"
-        )
 
 
 def divides(config: Config) -> bool:

@@ -24,7 +24,7 @@ from unmask.engine.guards import FiniteGuard
 from unmask.engine.levels import LevelLosses
 from unmask.engine.mask_noise import MaskNoise
 from unmask.engine.masters import masters
-from unmask.engine.noise_scale import NoiseScale, measurable
+from unmask.engine.noise_scale import NoiseScale
 from unmask.engine.offload import Offload, Streams
 from unmask.engine.scaling import SharedScaler
 from unmask.errors import UserError, as_path
@@ -226,7 +226,7 @@ class Trainer:
             self.scaler = SharedScaler(run.device.type, self.mesh.group, enabled=half)
         self.guard, self.spikes = FiniteGuard(), SpikeGuard(training.spike)
         self.levels = LevelLosses(self.config.log.levels)
-        self.noise = NoiseScale() if self.config.log.noise_scale and measurable(self.config) is None else None
+        self.noise = NoiseScale() if self.config.log.noise_scale and rules.unmeasured(self.config) is None else None
         # Of one micro-batch a replica, the gradient of a part of the step is what goes into the sum.
         single = training.batch_size == training.micro_batch * self.mesh.sizes["replicate"]
         data.measure(self.module, self.noise is not None and single)

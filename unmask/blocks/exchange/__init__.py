@@ -22,7 +22,7 @@ from unmask.blocks.exchange import gather, needed, query, ring, ulysses
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Traffic, Wire
 from unmask.errors import UserError
-from unmask.registry import Registry, nearest
+from unmask.registry import Registry
 
 __all__ = [
     "Axis",
@@ -32,7 +32,6 @@ __all__ = [
     "Wire",
     "build",
     "bytes_sent",
-    "check_name",
     "exchanges",
     "gather",
     "needed",
@@ -63,23 +62,6 @@ class Axis:
     within: Wire | None = None
     between: Wire | None = None
     traffic: Traffic = field(default_factory=Traffic)
-
-
-def check_name(name: str) -> None:
-    """UserError for an exchange that does not exist."""
-    first, plus, second = name.partition("+")
-    if name == "auto":
-        return
-    if plus and (first != "ulysses" or second in ("ulysses", "query", "")):
-        raise UserError(
-            f"parallel.exchange={name}: only ulysses goes with a second exchange: ulysses+ring, +gather, +needed"
-        )
-    known = ["auto", *exchanges.names()]
-    for part in filter(None, (first, second)):
-        if part not in known:
-            raise UserError(
-                f"parallel.exchange={name}: unknown exchange{nearest(part, known)}; known: {', '.join(known)}"
-            )
 
 
 def resolve(name: str, division: Division, widths: Widths) -> str:
