@@ -122,11 +122,6 @@ def test_only_adapters_and_extras_move_and_a_resume_is_exact(variant, tmp_path):
         (["model.lora.alpha=8"], "model.lora.rank is 0"),
         (["model.lora.rank=2", "model.lora.targets=[q_prj]"], "did you mean 'q_proj'"),
         (["model.lora.rank=2", "model.lora.train=[embeddings,mask_token]"], "leave mask_token out"),
-        (["model.lora.rank=2", "parallel.model_parallel_size=2"], "parallel.model_parallel_size=2"),
-        (["model.lora.rank=2", "parallel.pipeline_stages=2"], "parallel.pipeline_stages=2"),
-        (["model.lora.rank=2", "model.lora.dropout=0.1", "parallel.shard_size=2", "training.batch_size=2"], "dropout"),
-        (["model.lora.rank=2", "optimizer.name=muon"], "muon"),
-        (["model.lora.rank=2", "model.compile=true"], "model.compile=true"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, said, tmp_path):

@@ -158,9 +158,6 @@ def written(path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["model.lora.rank=0"], "has no effect: model.lora.rank is 0"),
-        (["training.offload_activations=true", "training.checkpointing=full"], "training.offload_activations=true"),
-        (["model.lora.dora=true"], "does not go with model.lora.dora=true"),
         (
             ["parallel.shard_size=16", "training.batch_size=16"],
             r"q_proj.*\(32, 32\) is in four bits and cannot be divided into 16",

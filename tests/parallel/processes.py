@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,7 +98,7 @@ def command(config: str, overrides: list[str], of_rank: dict[int, list[str]], fu
     """`unmask train` inside a worker: (exit code, stderr). of_rank: overrides of single ranks."""
     import errno
 
-    from unmask.cli import main as entry
+    entry = import_module("unmask.cli.main")
     from unmask.runs.save import Checkpoints
 
     rank = int(os.environ["RANK"])

@@ -118,19 +118,6 @@ REFUSED = {
         ["parallel.data_parallel_size=2", SIZE], {"num_experts": 3}
     ),
     "Qwen3ForCausalLM has no stacked experts": (["parallel.data_parallel_size=2", SIZE], {"model_type": "qwen3"}),
-    "model.compile=true does not go with parallel.expert": (
-        ["parallel.data_parallel_size=2", SIZE, "model.compile=true"], {}
-    ),
-    "does not go with parallel.model_parallel_size=2": (
-        ["parallel.data_parallel_size=2", SIZE, "parallel.model_parallel_size=2"], {}
-    ),
-    "does not go with parallel.pipeline_stages=2: set one": (
-        ["parallel.data_parallel_size=2", SIZE, "parallel.pipeline_stages=2"], {}
-    ),
-    "model.z_loss=1 does not go with parallel.pipeline_stages=2": (
-        ["model.z_loss=1", "parallel.pipeline_stages=2"], {}
-    ),
-    "model.z_loss=1 does not go with model.compile=true": (["model.z_loss=1", "model.compile=true"], {}),
     "model.balance_loss=1 has no effect: Qwen3ForCausalLM": (["model.balance_loss=1"], {"model_type": "qwen3"}),
 }  # fmt: skip
 

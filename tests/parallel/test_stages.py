@@ -13,7 +13,7 @@ from torch.distributed.pipelining.schedules import generate_stage_to_rank_mappin
 from tests.parallel.pipeline_cases import events
 from tests.parallel.trainer_cases import Case
 from tests.training.tiny import config
-from unmask.config import ParallelConfig, rules
+from unmask.config import ParallelConfig
 from unmask.errors import UserError
 from unmask.parallel import stages
 from unmask.parallel.stages import Event, Layout
@@ -101,46 +101,3 @@ def test_the_bubble_chooses_the_micro_batch(tmp_path):
         chosen("parallel.bubble=0.01")
     with pytest.raises(UserError, match=r"micro_batch=8: parallel.bubble=0.125 chooses 2"):
         chosen("parallel.bubble=0.125", "training.micro_batch=8")
-
-
-@pytest.mark.parametrize(
-    "overrides, sentence",
-    [
-        ([], "schedule=1f1b on pipeline_stages=2 needs at least 2 micro-batches, and each rank has 1"),
-        (["schedule=zbv", "MICRO=2"], "needs at least 3 micro-batches"),
-        (["schedule=interleaved", "MICRO=5"], "takes micro-batches in rounds of equal size"),
-        (
-            ["schedule=zbv", "MICRO=4", "training.checkpointing=full"],
-            "checkpointing=full does not go with parallel.sch",
-        ),
-        (
-            ["schedule=zbv", "MICRO=4", "model.compile=true"],
-            "model.compile=true does not go with parallel.schedule=zbv",
-        ),
-        (["MICRO=4", "zero=3"], "parallel.zero=3 does not go with pipeline_stages=2"),
-        (
-            ["MICRO=4", "shard_size=2", "offload=true"],
-            "parallel.offload=true does not go with parallel.pipeline_stages",
-        ),
-        (["MICRO=4", "virtual_stages=2"], "parallel.virtual_stages=2 has no effect with schedule=1f1b"),
-        (["MICRO=4", "stage_layers=[1,1,1]"], "lists 3 stages, and there are 2"),
-        (["pipeline_stages=1", "schedule=zbv"], "parallel.schedule=zbv has no effect with pipeline_stages=1"),
-    ],
-)
-def test_a_launcher_starts_no_process_for_what_cannot_run(overrides, sentence, tmp_path):
-    given = ["parallel.pipeline_stages=2", "training.batch_size=1"]
-    for text in overrides:
-        key = "training.batch_size" + text[5:] if text.startswith("MICRO") else text
-        given.append(key if "." in key else f"parallel.{key}")
-    with pytest.raises(UserError) as caught:
-        asked = config(tmp_path, *given)
-        rules.check(rules.Known(asked))
-        stages.check_config(stages.resolved(asked))
-    assert sentence in str(caught.value)
-
-
-def test_a_model_with_fewer_layers_than_stages_is_refused():
-    with pytest.raises(UserError, match="makes 4 stages with schedule=zbv, and the model has 3 layers"):
-        stages.check(ParallelConfig(pipeline_stages=2, schedule="zbv"), 3)
-    with pytest.raises(UserError, match=r"stage_layers=\[1, 1\] adds up to 2, and the model has 3"):
-        stages.check(ParallelConfig(pipeline_stages=2, stage_layers=[1, 1]), 3)

@@ -98,8 +98,6 @@ def test_it_is_foretold_to_the_byte(state, tmp_path):
 @pytest.mark.parametrize(
     "overrides, sentence",
     [
-        (["optimizer.name=muon", "optimizer.state=8bit"], "optimizer.state=8bit goes with optimizer.name=adamw"),
-        (["optimizer.betas=[0.9,0.999]", "optimizer.state=bf16"], "does not move .* give betas of 0.996 or less"),
         (
             ["parallel.model_parallel_size=2", "model.config.intermediate_size=128", "optimizer.state=8bit"],
             "divides rows of 128 elements inside of a block of 128: use bf16",

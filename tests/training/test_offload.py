@@ -93,8 +93,6 @@ def test_the_foretold_peak_falls_by_what_waits(tmp_path):
     "overrides, sentence",
     [
         (["training.checkpointing=full"], "no effect on a CPU"),
-        (["training.checkpointing=mlp"], "no effect with training.checkpointing=mlp"),
-        (["training.checkpointing=selective", "model.compile=true"], "does not go with model.compile"),
     ],
 )
 def test_where_it_has_no_effect_it_is_refused(overrides, sentence, tmp_path):

@@ -128,18 +128,3 @@ def test_without_a_checkpoint_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "message", lambda self, text: messages.append(text))
     train(tmp_path, *OPTIONS, "checkpoint.every=8", "training.steps=5")
     assert len(messages) == 1 and "there is no checkpoint to go back to" in messages[0]
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        (["training.spike.factor=0.5", "checkpoint.every=1"], "training.spike.factor=0.5: every other loss would be"),
-        (["training.spike.factor=2"], "training.spike.factor needs checkpoints to go back to: set checkpoint.every"),
-        (["training.spike.window=9"], "training.spike.window=9 has no effect: training.spike.factor is 0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(tmp_path, options, sentence):
-    with pytest.raises(UserError) as error:
-        train(tmp_path / "run", *options)
-    assert sentence in str(error.value)
-    assert not (tmp_path / "run").exists()

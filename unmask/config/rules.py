@@ -31,14 +31,15 @@ NAMED = Registry(
 class Known:
     """What is known of a run; None: not yet.
 
-    parallel: the config's, where nothing else is known of it; objective: the built one, bound to no model yet; device:
-    its type; validation: whether there are held-out data; prepared: whether all data are; steps: of the whole run;
-    processes: that were started; restarts: that a launcher may make.
+    parallel: the config's, where nothing else is known of it; objective: the built one, bound to no model yet;
+    decoder: the model's DecoderSpec; device: its type; validation: whether there are held-out data; prepared:
+    whether all data are; steps: of the whole run; processes: that were started; restarts: that a launcher may make.
     """
 
     config: Config | None = None
     parallel: ParallelConfig | None = None
     objective: Any = None
+    decoder: Any = None
     device: str | None = None
     validation: bool | None = None
     prepared: bool | None = None
@@ -188,6 +189,38 @@ def _of_logits(config: Config, objective: Any) -> str:
     """The option of an objective for which its loss takes logits."""
     key = "confidence" if getattr(objective, "confidence", 0) else "name"
     return f"objective.{key}={getattr(objective, key, config.objective.chosen)}"
+
+
+def heads_fit(heads: int, kv_heads: int, size: int) -> bool:
+    """Whether heads divide evenly over `size` ranks, each with whole groups of its key heads or a part of one group."""
+    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+def _unfit_heads(parallel: ParallelConfig, decoder: Any) -> Iterator[dict[str, int]]:
+    """Heads of layers, on one rank of the tensor axis, that ulysses cannot divide."""
+    if not parallel.exchange.startswith("ulysses"):
+        return
+    size = parallel.node_size or parallel.block_parallel_size
+    for layer in decoder.attention:
+        heads, kv_heads = (each // parallel.model_parallel_size for each in (layer.heads, layer.kv_heads))
+        if not heads_fit(heads, kv_heads, size):
+            yield {"heads": heads, "kv_heads": kv_heads, "size": size}
+
+
+def _widths(decoder: Any) -> Iterator[tuple[str, int]]:
+    """What a tensor axis divides, by name."""
+    for layer in decoder.attention:
+        yield from (("num_attention_heads", layer.heads), ("num_key_value_heads", layer.kv_heads))
+    if not isinstance(decoder.tensor, str):
+        yield from (*decoder.tensor.columns.items(), *decoder.tensor.rows.items())
+
+
+def _leaves_none(vocabulary: int, ranks: int) -> bool:
+    return -(-vocabulary // ranks) * (ranks - 1) >= vocabulary
+
+
+def _first(found: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    return next(iter(found), None)
 
 
 # fmt: off
@@ -375,5 +408,47 @@ ON_MESH = [
     Rule("parallel.block_parallel_size", lambda parallel, data: parallel.block_parallel_size > data.pack_tokens,
          "{parallel.block_parallel_size=}: more ranks than tokens in a pack ({data.pack_tokens=})"),
 ]
+#: What the model must have for the mesh, and for losses of its routers.
+MODEL = [
+    Rule("parallel.expert_parallel_size", lambda decoder: not decoder.experts,
+         "{parallel.expert_parallel_size=}: {decoder.kind} has no stacked experts to divide; set it to 1"),
+    Rule("parallel.expert_parallel_size",
+         lambda decoder: _first({"name": name, "why": experts.unfit}
+                                for name, experts in decoder.experts.items() if experts.unfit),
+         "{parallel.expert_parallel_size=}: {name} is not divided here: {why}; set it to 1"),
+    Rule("parallel.expert_parallel_size",
+         lambda parallel, decoder: _first({"name": name, "number": experts.number}
+                                          for name, experts in decoder.experts.items()
+                                          if experts.number % parallel.expert_parallel_size),
+         "{parallel.expert_parallel_size=} does not divide the {number} experts of {name}: give a divisor"),
+    Rule("parallel.model_parallel_size", lambda decoder: isinstance(decoder.tensor, str),
+         "parallel.model_parallel_size: {decoder.tensor}, so unmask does not divide it; set it to 1"),
+    Rule("parallel.model_parallel_size",
+         lambda parallel, decoder: _first({"name": name, "width": width} for name, width in _widths(decoder)
+                                          if width % parallel.model_parallel_size),
+         "{parallel.model_parallel_size=} does not divide {name}={width} of the model: give a divisor"),
+    Rule("parallel.model_parallel_size",
+         lambda parallel, decoder: _leaves_none(decoder.vocabulary, parallel.model_parallel_size),
+         "{parallel.model_parallel_size=}: a vocabulary of {decoder.vocabulary} leaves a rank without a token; give "
+         "fewer ranks"),
+    Rule("parallel.pipeline_stages",
+         lambda parallel, decoder: parallel.stages > len(decoder.layers)
+         and {"layers": counted(len(decoder.layers), "layer")},
+         "{parallel.pipeline_stages=} makes {parallel.stages} stages with schedule={parallel.schedule}, and the model "
+         "has {layers}: give fewer"),
+    Rule("parallel.stage_layers",
+         lambda parallel, decoder: (total := sum(parallel.stage_layers)) != len(decoder.layers)
+         and {"total": total, "layers": counted(len(decoder.layers), "layer")},
+         "{parallel.stage_layers=} adds up to {total}, and the model has {layers}"),
+    Rule("parallel.exchange", lambda parallel, decoder: _first(_unfit_heads(parallel, decoder)),
+         "parallel.exchange=ulysses: {heads} query and {kv_heads} key heads do not divide over {size} ranks; use "
+         "gather, ring or needed"),
+    *(Rule(f"model.{key}", lambda decoder: not decoder.routers,
+           f"{{model.{key}=}} has no effect: {{decoder.kind}} has no router beside stacked experts; set it to 0")
+      for key in ("balance_loss", "z_loss")),
+    *(Rule(f"model.{key}", lambda decoder: len(decoder.routers) != len(decoder.experts),
+           f"{{model.{key}=}}: not every layer of {{decoder.kind}} has one router; set it to 0")
+      for key in ("balance_loss", "z_loss")),
+]
 # fmt: on
-RULES: Sequence[Rule] = (*MESH, *SETTINGS, *DATA, *ON_MESH)
+RULES: Sequence[Rule] = (*MESH, *SETTINGS, *DATA, *ON_MESH, *MODEL)

@@ -14,8 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.blocks.axis import BlockAxis, Layers
-from unmask.blocks.exchange.ulysses import check_heads
-from unmask.config import Config, ParallelConfig
+from unmask.config import ParallelConfig
 from unmask.models import RowModel, nf4
 from unmask.models.decoder import decoder_layers
 from unmask.parallel import expert, pipeline, stages, tensor
@@ -79,23 +78,11 @@ def layers_of(row_model: RowModel, config: ParallelConfig, arithmetic: torch.dty
     return Layers(row_model.shape, own)
 
 
-def check(config: Config, row_model: RowModel) -> None:
-    """UserError for a model that cannot run on the mesh that `config` asks for; needs no processes."""
-    parallel = config.parallel
-    blocks = parallel.block_parallel_size
+def check(parallel: ParallelConfig, row_model: RowModel) -> None:
+    """UserError for a model that `parallel` would divide wrongly; needs no processes."""
     nf4.check_divisible(row_model.model, parallel.shards)
-    if parallel.expert_parallel_size > 1:
-        expert.check(row_model.model, parallel.expert_parallel_size)
-    if parallel.model_parallel_size > 1:
-        tensor.check(row_model.model, parallel.model_parallel_size)
     if parallel.pipeline_stages > 1:
-        layers = len(row_model.decoder.layers)
-        stages.check(parallel, layers)
-        pipeline.check(row_model, stages.even(parallel, layers))
-    if blocks > 1 and parallel.exchange.startswith("ulysses"):
-        size = parallel.node_size if "+" in parallel.exchange and parallel.node_size else blocks
-        for widths in layers_of(row_model, parallel, torch.float32).widths.values():
-            check_heads(widths.heads, widths.kv_heads, size)
+        pipeline.check(row_model, stages.even(parallel, len(row_model.decoder.layers)))
 
 
 def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:

@@ -21,8 +21,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from unmask.blocks.exchange import Traffic
-from unmask.errors import UserError
-from unmask.models.decoder import spec_of
 from unmask.models.experts import PARAMETERS, Compute, Take, experts_of, inverse
 from unmask.parallel.mesh import part_of
 
@@ -84,15 +82,3 @@ def divide(model: nn.Module, axis: ExpertAxis) -> None:
 def divided_dim(shape: torch.Size | list[int], shards: int) -> int:
     """The dimension of a rank's experts [experts, out, in] that FSDP2 divides: the first that `shards` divides."""
     return next((dim for dim, size in enumerate(shape) if size % shards == 0), 0)
-
-
-def check(model: Any, size: int) -> None:
-    """UserError unless the model has experts that divide over `size` ranks."""
-    where, spec = f"parallel.expert_parallel_size={size}", spec_of(model)
-    if not spec.experts:
-        raise UserError(f"{where}: {spec.kind} has no stacked experts to divide; set it to 1")
-    for name, experts in spec.experts.items():
-        if experts.unfit:
-            raise UserError(f"{where}: {name} is not divided here: {experts.unfit}; set it to 1")
-        if experts.number % size:
-            raise UserError(f"{where} does not divide the {experts.number} experts of {name}: give a divisor")

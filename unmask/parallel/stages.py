@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from unmask.config import Config, ParallelConfig
-from unmask.errors import UserError, counted
+from unmask.errors import UserError
 from unmask.models import RowModel
 from unmask.models.decoder import decoder_layers
 from unmask.objectives import Objective
@@ -90,21 +90,6 @@ def resolved(config: Config) -> Config:
             f"training.micro_batch={training.micro_batch}: parallel.bubble={limit:g} chooses {chosen}; leave one out"
         )
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch": chosen})})
-
-
-def check(parallel: ParallelConfig, layers: int) -> None:
-    """UserError unless a model of so many layers can be dealt out."""
-    stages = parallel.stages
-    if stages > layers:
-        raise UserError(
-            f"parallel.pipeline_stages={parallel.pipeline_stages} makes {stages} stages with schedule="
-            f"{parallel.schedule}, and the model has {counted(layers, 'layer')}: give fewer"
-        )
-    if parallel.stage_layers is not None and sum(parallel.stage_layers) != layers:
-        raise UserError(
-            f"parallel.stage_layers={parallel.stage_layers} adds up to {sum(parallel.stage_layers)}, and the model has "
-            f"{counted(layers, 'layer')}"
-        )
 
 
 def layout_of(parallel: ParallelConfig, layers: Sequence[int]) -> Layout:

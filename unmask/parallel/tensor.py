@@ -46,22 +46,6 @@ def _refused(why: str) -> str:
     return f"parallel.model_parallel_size: {why}, so unmask does not divide it; set it to 1"
 
 
-def check(model: Any, size: int) -> None:
-    """UserError unless the model divides over `size` ranks."""
-    spec, plan = spec_of(model), plan_of(model)
-    where = f"parallel.model_parallel_size={size}"
-    sizes = [
-        (name, count)
-        for each in spec.attention
-        for name, count in (("num_attention_heads", each.heads), ("num_key_value_heads", each.kv_heads))
-    ]
-    for name, width in (*sizes, *plan.columns.items(), *plan.rows.items()):
-        if width % size:
-            raise UserError(f"{where} does not divide {name}={width} of the model: give a divisor")
-    if -(-spec.vocabulary // size) * (size - 1) >= spec.vocabulary:
-        raise UserError(f"{where}: a vocabulary of {spec.vocabulary} leaves a rank without a token; give fewer ranks")
-
-
 @dataclass
 class TensorAxis:
     """The ranks that a layer is divided over. rows: of the pack that the model is running on."""

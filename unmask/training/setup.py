@@ -23,6 +23,7 @@ from unmask.errors import UserError
 from unmask.hardware import default_device
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
+from unmask.models.decoder import spec_of
 from unmask.models.families.deferred import Deferred
 from unmask.models.positions import check_positions
 from unmask.objectives import Objective
@@ -170,7 +171,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         check_positions(loaded.model, source.packs.longest, source.name, "data.pack_tokens")
     sampler = Sampler(packs, config.training.batch_size, config.training.seed)
     steps = config.training.steps or sampler.steps(config.training.epochs)
-    rules.check(replace(known, steps=steps))
+    rules.check(replace(known, steps=steps, decoder=spec_of(loaded.model)))
     objective = objective.bind(loaded.model, loaded.tokenizer, loaded.mask_token_id)
     for source in packs.sources:
         refusals.check_targets(objective, source.packs, source.name)
@@ -180,7 +181,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     skips = False if config.parallel.model_parallel_size > 1 else config.model.skip_last_layer
     low_precision.check(config, loaded.model)
     row_model = RowModel(loaded.model, skip_last_layer=skips, backend=config.model.attention)
-    apply.check(config, row_model)
+    apply.check(config.parallel, row_model)
     routing.check(loaded.model, {f"model.{key}": getattr(config.model, key) for key in ("balance_loss", "z_loss")})
     return Run(
         config=config,

@@ -21,6 +21,7 @@ import torch
 from unmask.blocks.exchange import gather, needed, query, ring, ulysses
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Traffic, Wire
+from unmask.config.rules import heads_fit
 from unmask.errors import UserError
 from unmask.registry import Registry
 
@@ -73,7 +74,7 @@ def resolve(name: str, division: Division, widths: Widths) -> str:
     candidates = ["needed"]
     if division.noisy_queries:
         candidates.append("query")
-    if ulysses.heads_fit(widths.heads, widths.kv_heads, division.ranks):
+    if heads_fit(widths.heads, widths.kv_heads, division.ranks):
         candidates.append("ulysses")
     return min(candidates, key=lambda each: sum(int(part.sum()) for part in bytes_sent(each, division, widths)))
 

@@ -22,7 +22,6 @@ from unmask.blocks.exchange.chunks import Pair, flat, gradient_dtype, heads_firs
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.query import stand_in
 from unmask.blocks.exchange.wire import Wire
-from unmask.errors import UserError
 from unmask.rows.tiles import rectangles
 
 
@@ -53,11 +52,6 @@ class Heads:
         each, group = heads // size, heads // kv_heads
         self.query = [slice(u * each, (u + 1) * each) for u in range(size)]
         self.key = [slice(u * each // group, ((u + 1) * each - 1) // group + 1) for u in range(size)]
-
-
-def heads_fit(heads: int, kv_heads: int, size: int) -> bool:
-    """Whether heads divide evenly over `size` ranks, each with whole groups of its key heads or a part of one group."""
-    return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
 class Ulysses:
@@ -163,15 +157,6 @@ def build(
     if between is None or outer is None:
         return Ulysses(division, within, AllRows(joined, device), device, 0)
     return Ulysses(division, within, outer(joined, between, device), device, between.rank)
-
-
-def check_heads(heads: int, kv_heads: int, size: int) -> None:
-    """UserError where the heads cannot be divided."""
-    if not heads_fit(heads, kv_heads, size):
-        raise UserError(
-            f"parallel.exchange=ulysses: {heads} query and {kv_heads} key heads do not divide over {size} ranks; "
-            f"use gather, ring or needed"
-        )
 
 
 def bytes_sent(division: Division, widths: Widths, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
