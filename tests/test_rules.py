@@ -139,9 +139,6 @@ EXAMPLES = [
     ("parallel.model_parallel_size=2 model.compile=true", {}, "model.compile=true does not go with parallel.model_par"),
     ("parallel.model_parallel_size=2 optimizer.name=muon", {},
      "optimizer.name=muon needs whole matrices, of which parallel.model_parallel_size=2 leaves every rank a part: use"),
-    ("parallel.model_parallel_size=2 objective.name=block_diffusion",
-     {"objective": build("block_diffusion", {"variant": "llada2", "confidence": 0.5})},
-     "objective.confidence=0.5 does not go with parallel.model_parallel_size=2: its loss takes whole logits, of which"),
     ("parallel.model_parallel_size=2 model.skip_last_layer=true", {},
      "model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false"),
     ("parallel.pipeline_stages=2", {}, "parallel.schedule=1f1b on pipeline_stages=2 needs at least 2 micro-batches, "
@@ -178,7 +175,8 @@ EXAMPLES = [
     ("model.balance_loss=0.1", {"decoder": DENSE}, "model.balance_loss=0.1 has no effect: Dense has no router beside"),
     ("model.z_loss=1", {"decoder": DENSE}, "model.z_loss=1 has no effect: Dense has no router beside stacked experts"),
     *((f"model.{key}", {"decoder": replace(DENSE, routers=("a",), experts=dict.fromkeys("ab", Experts(2, None)))},
-       f"model.{key}: not every layer of Dense has one router; set it to 0") for key in ("balance_loss=0.1", "z_loss")),
+       f"model.{key}: not every layer of Dense has one router; set it to 0")
+      for key in ("balance_loss=0.1", "z_loss=1")),
 ]  # fmt: skip
 
 

@@ -185,12 +185,6 @@ def _idle(parallel: ParallelConfig, training: TrainingConfig) -> dict[str, int] 
     return {"micro": micro, "least": replicas * training.micro_batch} if replicas > micro else None
 
 
-def _of_logits(config: Config, objective: Any) -> str:
-    """The option of an objective for which its loss takes logits."""
-    key = "confidence" if getattr(objective, "confidence", 0) else "name"
-    return f"objective.{key}={getattr(objective, key, config.objective.chosen)}"
-
-
 def heads_fit(heads: int, kv_heads: int, size: int) -> bool:
     """Whether heads divide evenly over `size` ranks, each with whole groups of its key heads or a part of one group."""
     return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
@@ -385,10 +379,6 @@ ON_MESH = [
     Rule("optimizer.name parallel.model_parallel_size", lambda optimizer: optimizer.name == "muon",
          "optimizer.name=muon needs whole matrices, of which {parallel.model_parallel_size=} leaves every rank a "
          "part: use adamw"),
-    Rule("parallel.model_parallel_size",
-         lambda config, objective: objective.takes_logits and {"option": _of_logits(config, objective)},
-         "{option} does not go with {parallel.model_parallel_size=}: its loss takes whole logits, of which a rank has "
-         "a part"),
     Rule("parallel.model_parallel_size model.skip_last_layer", lambda model: model.skip_last_layer,
          "model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false"),
     Rule("parallel.pipeline_stages",
