@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
+from typing import Annotated
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -194,6 +198,9 @@ def test_several_sets_are_evaluated_by_name(settings):
     assert code == 0 and list(found) == ["a", "b"] and found["a"] == found["b"] and len(found["a"]["levels"]) == 2
     code, out, _ = unmask("eval", run, "--data", data, *few, "--json")
     assert json.loads(out)["nats_per_token"] == found["a"]["nats_per_token"]
+    again = shutil.copy(data, data.with_name("again.jsonl"))
+    code, out, _ = unmask("eval", run, "--data", data, "--data", again, *few, "--json")
+    assert list(json.loads(out)) == [str(data), str(again)]
     code, _, err = unmask("eval", run, "--data", f"a={data}", "--data", "a=x")
     assert code == 2 and "named twice" in err
 
@@ -286,6 +293,26 @@ def test_unknown_verbs_and_options():
     assert code == 0 and out.startswith("unmask ")
     code, out, _ = unmask("--help")
     assert code == 0 and "train" in out and "prepare" in out
+
+
+def greet(name: str, loud: Annotated[bool, typer.Option("--loud", help="In capitals.")] = False):
+    """Greet somebody."""
+    print(f"HELLO, {name.upper()}" if loud else f"hello, {name}")
+
+
+def test_other_packages_add_verbs(monkeypatch):
+    several = typer.Typer()
+    several.command()(greet)
+    several.command("leave")(lambda: print("goodbye"))
+    points = [EntryPoint("greet", "tests.test_cli:greet", "unmask.verbs")]
+    monkeypatch.setattr("unmask.registry.entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setitem(cli.verbs._added, "meet", several)
+    assert unmask("greet", "you", "--loud") == (0, "HELLO, YOU\n", "")
+    assert unmask("meet", "leave")[1] == "goodbye\n"
+    listed = unmask("--help")[1]
+    assert listed.index("demo") < listed.index("greet") and "Greet somebody." in listed and "meet" in listed
+    assert "Did you mean 'greet'?" in unmask("gret")[2]
+    assert "unknown command 'finetune': use unmask train" in unmask("finetune")[2]
 
 
 def test_a_tokeniser_larger_than_the_model_is_refused(settings):

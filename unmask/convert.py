@@ -8,7 +8,7 @@ starts as, is in `unmask.models.mask_token`.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +62,6 @@ class Conversion:
     mask_token_id: int
     row: str
     recipe: str
-
-    def sentence(self) -> str:
-        token = self.mask_token or "no name, for the tokeniser has none for it, or there is none"
-        return "\n".join(
-            [
-                f"{self.path}: {self.objective} in blocks of {self.block_size}",
-                f"mask token {self.mask_token_id} ({token}): {self.row}",
-                "next:",
-                f"  unmask prepare YOUR_TEXT data/train --tokenizer {self.path}",
-                f"  unmask prepare HELD_OUT_TEXT data/held-out --tokenizer {self.path}",
-                f"  unmask train {self.recipe}",
-            ]
-        )
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def convert(

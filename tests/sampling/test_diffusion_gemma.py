@@ -13,9 +13,8 @@ from unmask.errors import UserError
 from unmask.evaluation import generate
 from unmask.export import export
 from unmask.sampling import Options, sample
-from unmask.sampling.command import facts, opened
 from unmask.sampling.diffusion_gemma import Sampler, within
-from unmask.sampling.prompts import Asked
+from unmask.sampling.opening import session as session_of
 
 PROMPT = [5, 9, 33, 20, 7, 41, 12, 8, 3]
 
@@ -91,7 +90,7 @@ def test_a_published_folder_is_sampled_and_evaluated_before_any_training(model, 
     model.save_pretrained(tmp_path / "hf")
     word_tokenizer().save_pretrained(tmp_path / "hf")
     assert "unmask" not in json.loads((tmp_path / "hf" / "config.json").read_text())
-    session = opened(tmp_path / "hf", ["length=6", "steps=3"])
+    session = session_of(tmp_path / "hf", ["length=6", "steps=3"])
     assert (session.method, session.decoding.block_size) == ("canvas", 4)
     [work] = session.works([PROMPT], [None])
     list(session.batches([work]))
@@ -102,7 +101,7 @@ def test_a_published_folder_is_sampled_and_evaluated_before_any_training(model, 
     found = generate(tmp_path / "hf", questions, Options.read(["length=6", "steps=3"]))
     assert found["records"] == 1 and found["passes"] > 0
     with pytest.raises(UserError, match="preset=llada .method=full. does not fit this model, .* use method=canvas$"):
-        opened(tmp_path / "hf", ["preset=llada"])
+        session_of(tmp_path / "hf", ["preset=llada"])
 
 
 def test_a_trained_folder_is_exported_and_sampled(tmp_path):
@@ -121,8 +120,7 @@ def test_a_trained_folder_is_exported_and_sampled(tmp_path):
         assert name == "lm_head.weight" or torch.equal(kept[name], weight), name
     assert generated(stock(tmp_path / "hf", "float32"), 1, max_new_tokens=4, max_denoising_steps=3)
     for folder in ("run", "hf"):
-        session = opened(tmp_path / folder, ["length=6", "steps=3"])
+        session = session_of(tmp_path / folder, ["length=6", "steps=3"])
         [work] = session.works([PROMPT], [None])
         list(session.batches([work]))
         assert len(work.canvas.answer()) <= 6
-    assert Asked and facts

@@ -5,9 +5,10 @@ import json
 import pytest
 import yaml
 
+from unmask.cli.say import comparison, show
 from unmask.config import Config
 from unmask.errors import UserError
-from unmask.runs.compare import as_json, compare, table
+from unmask.runs.compare import compare
 
 
 def step(number, loss, tokens=100, **more):
@@ -45,7 +46,7 @@ def test_figures_of_each_run_and_at_the_common_step(tmp_path):
     assert second["loss_at"] == pytest.approx(4.5) and second["validation_at"] is None
     assert second["memory"] == 2**31 and second["tokens_per_second"] == 50.0
     assert facts["config"] == {"optimizer.learning_rate": [0.0003, 0.01]}
-    text = table(facts)
+    text = comparison(facts)
     assert "optimizer.learning_rate" in text and "7.0000 (step 3)" in text and "at step 2" in text
     assert [line.split()[1:] for line in text.splitlines() if line.startswith("tokens ")] == [["400", "200"]]
 
@@ -75,15 +76,16 @@ def test_logs_in_progress_repeated_and_damaged(tmp_path):
     empty = make(tmp_path / "new", [])
     facts = compare([run, empty])
     assert facts["at"] is None and facts["runs"][1]["loss"] is None
-    assert "new" in table(facts)
+    assert "new" in comparison(facts)
     (run / "log.jsonl").write_text('{"kind": "step"}\n{"kind": "step", "step": 2}\n')
     with pytest.raises(UserError, match=r"log.jsonl:1: not a record"):
         compare([run])
 
 
-def test_losses_that_are_not_finite_are_null_in_json(tmp_path):
+def test_losses_that_are_not_finite_are_null_in_json(tmp_path, capsys):
     run = make(tmp_path / "a", [step(1, "nan"), step(2, "inf")])
-    figures = json.loads(as_json(compare([run])))["runs"][0]
+    show(compare([run]), comparison, as_json=True)
+    figures = json.loads(capsys.readouterr().out)["runs"][0]
     assert figures["loss"] is None and figures["mean_loss"] is None
 
 

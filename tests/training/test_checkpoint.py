@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.training.tiny import documents, log, losses, stop_at, train, weights
+from unmask.cli import say
 from unmask.errors import UserError
 from unmask.runs import folder as layout
 from unmask.runs.save import Checkpoints
@@ -73,7 +74,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     first = train(tmp_path)
     again = train(tmp_path)
     assert again.summary.loss is None and again.summary.checkpoint == first.summary.checkpoint
-    assert "complete at step 4" in again.summary.sentence("unmask train")
+    assert "complete at step 4" in say.summary(again.summary.facts(), "unmask train")
     assert len(losses(tmp_path)) == 4
 
 

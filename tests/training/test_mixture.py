@@ -9,9 +9,10 @@ import pytest
 
 from tests.training.tiny import config, documents, log, losses, stop_at, train, weights
 from unmask import Trainer
+from unmask.cli import say
 from unmask.data import prepare
 from unmask.errors import UserError
-from unmask.planning.dry_run import plan, table
+from unmask.planning.dry_run import plan
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_shares_in_the_dry_run_and_in_the_log(tmp_path: Path, sources: list[dict
     assert facts["source_share"] == pytest.approx([0.25, 0.75], abs=0.02)
     assert facts["source_passes"][1] > 3 > 1 > facts["source_passes"][0]
     assert sum(facts["source_tokens"]) == facts["tokens"] and facts["documents"] == 55
-    assert str(sources[1]["path"]) in table(facts)
+    assert str(sources[1]["path"]) in say.plan(facts)
     steps = [record for record in log(tmp_path / "run") if record["kind"] == "step"]
     assert all(sum(record["source_tokens"]) == record["tokens"] for record in steps)
     seen = [sum(record["source_tokens"][number] for record in steps) for number in (0, 1)]

@@ -1,10 +1,6 @@
-"""The command line: a table of verbs, a file each, that call the package. `unmask --help` lists them in this order."""
+"""The command line: a table of verbs, a file each, that call the package."""
 
-# isort: off
-from unmask.cli import train, prepare, sample, evaluate, export, small  # noqa: F401  (each adds its verbs to the table)
-
-# isort: on
-from unmask.cli.app import app
+from unmask.cli.app import app, verbs
 from unmask.cli.main import main
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "verbs"]

@@ -1,9 +1,13 @@
-"""The table of verbs, and what they share."""
+"""The table of verbs, and what they share.
+
+A verb is a function whose annotations are typer's; its module is imported when the verb is used. Other packages add
+theirs with an entry point of group `unmask.verbs`.
+"""
 
 from __future__ import annotations
 
 import inspect as introspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -11,19 +15,31 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from unmask.cli import complete
 from unmask.errors import UserError
+from unmask.registry import Registry
 
-#: What --ema is for.
-EMA = "Take the averaged weights that training.ema kept."
-#: What --objective and --mask-token-id are for, where a folder does not say.
-OBJECTIVE = "How the model was trained, where it does not say, such as block_diffusion,block_size=32."
-MASK = "The model's mask token, where it does not say."
-
+#: The verbs, in the order of `unmask --help`.
+BUILTIN = {
+    "train": "unmask.cli.train:train",
+    "inspect": "unmask.cli.train:inspect",
+    "prepare": "unmask.cli.prepare:prepare",
+    "sample": "unmask.cli.sample:sample",
+    "eval": "unmask.cli.evaluate:evaluate",
+    "export": "unmask.cli.export:export",
+    "convert": "unmask.cli.export:convert",
+    "compare": "unmask.cli.small:compare",
+    "doctor": "unmask.cli.small:doctor",
+    "recipes": "unmask.cli.small:recipes",
+    "completion": "unmask.cli.small:completion",
+    "demo": "unmask.cli.small:demo",
+}
+verbs = Registry("verb", BUILTIN)
 
 #: What other programs call a verb, or a thing that a verb does.
-VERBS = {
+SYNONYMS = {
     **dict.fromkeys(("generate", "infer", "inference"), "unmask sample, or unmask eval --generate for scores"),
     **dict.fromkeys(("chat", "serve"), "unmask sample --chat"),
     **dict.fromkeys(("finetune", "fine-tune", "fit", "pretrain", "sft"), "unmask train"),
@@ -34,14 +50,11 @@ VERBS = {
     "resume": "unmask train with the same config, or with config.yaml of the run's folder",
 }
 
-
-class _Verbs(TyperGroup):
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and cmd_name in VERBS and not ctx.resilient_parsing:
-            raise UserError(f"unknown command {cmd_name!r}: use {VERBS[cmd_name]}")
-        return found
-
+#: What --ema is for.
+EMA = "Take the averaged weights that training.ema kept."
+#: What --objective and --mask-token-id are for, where a folder does not say.
+OBJECTIVE = "How the model was trained, where it does not say, such as block_diffusion,block_size=32."
+MASK = "The model's mask token, where it does not say."
 
 #: Options and arguments of several verbs.
 Overrides = Annotated[
@@ -52,6 +65,45 @@ Overrides = Annotated[
 ]
 Output = Annotated[Path, typer.Argument(help="Folder to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
+
+
+class _Commands(Mapping[str, Any]):
+    """name -> command of a verb, made when it is asked for; built-in verbs come first, in their order."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*BUILTIN, *verbs.names()]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in BUILTIN and name not in verbs.names():
+            raise KeyError(name)
+        verb = verbs[name]
+        return get_command(verb if isinstance(verb, typer.Typer) else _alone(name, verb))
+
+
+def _alone(name: str, verb: Callable[..., None]) -> typer.Typer:
+    """A program of one verb."""
+    program = typer.Typer(add_completion=False, rich_markup_mode=None)
+    program.command(name)(grouped(verb))
+    return program
+
+
+class _Verbs(TyperGroup):
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in SYNONYMS and not ctx.resilient_parsing:
+            raise UserError(f"unknown command {cmd_name!r}: use {SYNONYMS[cmd_name]}")
+        return found
+
 
 app = typer.Typer(
     name="unmask",
@@ -74,9 +126,9 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
         if name not in groups:
             flat[name] = parameter.replace(annotation=hints[name])
             continue
-        own = get_type_hints(groups[name], include_extras=True)
+        inner = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
-            annotation = own[field.name]
+            annotation = inner[field.name]
             flat[field.name] = parameter.replace(name=field.name, default=field.default, annotation=annotation)
 
     @wraps(verb)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unmask.cli import complete
-from unmask.cli.app import EMA, MASK, OBJECTIVE, app, grouped, weights
+from unmask.cli.app import EMA, MASK, OBJECTIVE, weights
+from unmask.cli.say import answers, evaluation, show, tasks
+from unmask.errors import UserError
 from unmask.processes import launched
-from unmask.terminal import say
+
+if TYPE_CHECKING:
+    from unmask.sampling.options import Options
+
+#: Facts and what renders them.
+Result = tuple[dict[str, Any], Callable[[Any], str]]
+
+KINDS = ("data", "generate", "tasks")
+#: Options by the evaluations that read them; all read the others.
+READ = {
+    **dict.fromkeys(("packs", "pack_tokens", "levels", "ar"), ("data",)),
+    **dict.fromkeys(("draws", "seed"), ("data", "tasks")),
+    **dict.fromkeys(("limit", "num_fewshot", "include_path", "apply_chat_template"), ("tasks",)),
+}
 
 
 @dataclass
@@ -48,8 +65,6 @@ class Measure:
     apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Ask tasks as in a chat.")] = False
 
 
-@app.command("eval")
-@grouped
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     what: Evaluate,
@@ -62,11 +77,71 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """The likelihood bound of texts (torchrun divides the packs), answers to held-out prompts, or tasks of lm-eval."""
-    from unmask.cli.progress import steps
-    from unmask.evaluation.command import run
-
-    kinds = {f"--{name}": value for name, value in vars(what).items()}
-    progress = steps if launched.rank() == 0 else None
-    told = run(weights(checkpoint, ema), kinds, vars(measure), options or [], progress=progress, as_json=as_json)
+    kind = _kind(what)
+    given = _given(kind, measure, options or [])
+    facts, text = _RUN[kind](weights(checkpoint, ema), what, given, options or [])
     if launched.rank() == 0:
-        say(told)
+        show(facts, text, as_json)
+
+
+def _kind(what: Evaluate) -> str:
+    """The one evaluation that is asked for."""
+    given = [name for name, value in vars(what).items() if value]
+    if len(given) != 1:
+        found = f"it was given {' and '.join(f'--{name}' for name in given)}" if given else "it was given none"
+        raise UserError(f"eval takes one of --data PATH, --generate FILE and --tasks NAME,...; {found}")
+    return given[0]
+
+
+def _given(kind: str, measure: Measure, options: list[str]) -> dict[str, Any]:
+    """What was given of the options in `Measure`; UserError for one that this evaluation does not read."""
+    given = {name: value for name, value in vars(measure).items() if value is not None and value is not False}
+    for name in given:
+        if kind not in READ.get(name, KINDS):
+            kinds = " and ".join(f"--{each}" for each in READ[name])
+            raise UserError(f"eval: --{name.replace('_', '-')} is for {kinds}, not for --{kind}")
+    if options and kind == "data":
+        raise UserError(f"eval: {options[0]}: options of the sampler are for --generate and --tasks, not for --data")
+    return given
+
+
+def _data(path: Path, what: Evaluate, given: dict[str, Any], _: list[str]) -> Result:
+    from unmask.cli.progress import steps
+    from unmask.evaluation import evaluate_sets, named
+
+    data, levels = what.data or [], given.pop("levels", 0)
+    with steps("evaluating", "packs") if launched.rank() == 0 else nullcontext() as report:
+        measured = evaluate_sets(path, named(data), **given, report=report)
+    facts = {name: one.asdict(levels) for name, one in measured.items()}
+    if list(facts) == data and len(data) == 1:  # one set needs no name
+        return facts[data[0]], evaluation
+    return facts, lambda sets: "\n".join(f"{name}: {evaluation(one)}" for name, one in sets.items())
+
+
+def _generate(path: Path, what: Evaluate, given: dict[str, Any], options: list[str]) -> Result:
+    from unmask.cli.progress import steps
+    from unmask.evaluation import generate
+
+    assert what.generate is not None
+    with steps("answering", "answers") as report:
+        return generate(path, what.generate, _options(given, options), report=report), answers
+
+
+def _tasks(path: Path, what: Evaluate, given: dict[str, Any], options: list[str]) -> Result:
+    from unmask.evaluation import Asked, evaluate_tasks
+
+    names = [name.strip() for name in (what.tasks or "").split(",") if name.strip()]
+    sampler = _options(given, options)
+    return evaluate_tasks(path, Asked(names, **given), sampler), tasks
+
+
+def _options(given: dict[str, Any], options: list[str]) -> Options:
+    """The sampler's options, with those of the model, which leave `given`."""
+    from unmask.sampling.options import Options
+
+    model = [f"{name}={given.pop(name)}" for name in ("objective", "mask_token_id") if name in given]
+    return Options.read([*options, *model])
+
+
+#: What carries an evaluation out: (weights, what, options given, options of the sampler) to facts and their renderer.
+_RUN = {"data": _data, "generate": _generate, "tasks": _tasks}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.app import EMA, MASK, OBJECTIVE, Force, Output, app, grouped, weights
-from unmask.terminal import say
+from unmask.cli.app import EMA, MASK, OBJECTIVE, Force, Output, weights
+from unmask.cli.say import conversion, show
 
 
 @dataclass
@@ -22,8 +21,6 @@ class Read:
     mask_token_id: Annotated[int | None, typer.Option(min=0, help=MASK)] = None
 
 
-@app.command()
-@grouped
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, or one of its steps.")],
     output: Output,
@@ -44,7 +41,7 @@ def export(
 
     own: dict[str, Any] = {"objective": read.objective, "mask_token_id": read.mask_token_id}
     folder = run(weights(checkpoint, read.ema), output, format=format, dtype=dtype, force=force, **own)
-    say(json.dumps(facts(folder)) if as_json else folder)
+    show(facts(folder), lambda found: found["path"], as_json)
 
 
 @dataclass
@@ -57,8 +54,6 @@ class Convert:
     anneal: Annotated[str | None, typer.Option(help="causal: the attention in blocks; block-size: the blocks.")] = None
 
 
-@app.command()
-@grouped
 def convert(
     model: Annotated[Path, typer.Argument(help="A transformers folder, or a .gguf file.")],
     output: Output,
@@ -70,4 +65,4 @@ def convert(
     from unmask.convert import convert as run
 
     made = run(model, output, **vars(how), force=force)
-    say(json.dumps(made.facts()) if as_json else made.sentence())
+    show(asdict(made), conversion, as_json)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unmask.cli.app import app, grouped
+from unmask.cli.say import dataset, show
+from unmask.errors import UserError
 from unmask.terminal import say
 
 
@@ -34,8 +36,6 @@ class Read:
     workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0
 
 
-@app.command()
-@grouped
 def prepare(
     source: Annotated[
         str, typer.Argument(help='Text, JSONL, Parquet, ids, a folder of these, or a pattern: "notes/**/*.tex".')
@@ -51,8 +51,28 @@ def prepare(
 ) -> None:
     """Tokenise text, conversations or ids into a dataset that training reads."""
     from unmask.cli.progress import reading
-    from unmask.data.command import run
+    from unmask.data.prepare import prepare as write
+    from unmask.data.prepare import source_tokenizer
 
+    if tokenizer is not None and train_tokenizer is not None:
+        raise UserError("give --tokenizer (one that exists) or --train-tokenizer (a size), not both")
+    options = {name: value for name, value in vars(read).items() if name != "field"}
+    options |= {"fields": dict(map(_field, read.field or [])), "bos": "auto" if read.bos is None else read.bos}
     with reading() as report:
-        made = run(source, output, (tokenizer, train_tokenizer), force, vars(read), report)
-    say(json.dumps(made.facts()) if as_json else made.sentence())
+        chosen = tokenizer
+        if train_tokenizer is not None:
+            chosen = source_tokenizer(source, train_tokenizer, report=report, **options)
+        start = time.perf_counter()
+        manifest = write(source, output, chosen, force=force, report=report, **options)
+        seconds = time.perf_counter() - start
+    for example in manifest.examples:
+        say(f"unmask: skipped {example}", file=sys.stderr)
+    facts = {"path": str(output), **manifest.model_dump(mode="json", exclude={"files"}), "seconds": round(seconds, 3)}
+    show(facts, dataset, as_json)
+
+
+def _field(text: str) -> tuple[str, str]:
+    name, _, column = text.partition("=")
+    if not (name and column):
+        raise UserError(f"--field {text!r} is not of the form NAME=COLUMN, such as text=content")
+    return name, column

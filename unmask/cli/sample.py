@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unmask.cli import complete
-from unmask.cli.app import EMA, app, grouped, weights
+from unmask.cli.app import EMA, weights
 from unmask.errors import UserError
 
 
@@ -49,8 +48,6 @@ class Manner:
     stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False
 
 
-@app.command()
-@grouped
 def sample(
     checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
     texts: Texts,
@@ -72,7 +69,7 @@ def sample(
     given = {name: value for name, value in vars(texts).items() if value is not None}
     options = [*(options or []), *([f"preset={manner.as_}"] if manner.as_ else [])]
     if chat.chat:
-        from unmask.sampling.chat import talk
+        from unmask.cli.chat import talk
 
         if given:
             raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
@@ -80,10 +77,8 @@ def sample(
         return
     if chat != Chat():
         raise UserError("--system and --chat-template are for --chat")
-    from unmask.cli.progress import steps
-    from unmask.sampling.command import run
+    from unmask.cli.samples import run
     from unmask.sampling.prompts import asked
 
-    wanted, progress = asked(**given), partial(steps, "sampling", "texts")
-    if run(source, options, wanted, stream=manner.stream, as_json=as_json, progress=progress):
+    if run(source, options, asked(**given), stream=manner.stream, as_json=as_json):
         raise typer.Exit(130)

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unmask.cli import complete
-from unmask.cli.app import app
+from unmask.cli.say import columns, comparison, machine, show
 from unmask.errors import UserError
 from unmask.terminal import say
 
 
-@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],
     by: Annotated[str, typer.Option(help="Where to compare losses: at equal `step` or equal `tokens`.")] = "step",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Runs side by side: where their configs differ, losses at the same point, speed and memory."""
-    from unmask.runs import compare as comparison
+    from unmask.runs.compare import compare as compared
 
-    facts = comparison.compare(runs, by)
-    say(comparison.as_json(facts) if as_json else comparison.table(facts))
+    show(compared(runs, by), comparison, as_json, indent=1)
 
 
-@app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs would be written; its disk is measured.")] = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """What this machine can do, what is missing, and whether a training step works on it (exit code 1 if not)."""
-    from unmask.doctor import examine, table
+    from unmask.doctor import examine
 
     facts = examine(folder)
-    say(json.dumps(facts, indent=1) if as_json else table(facts))
+    show(facts, machine, as_json, indent=1)
     if facts["problems"]:
         raise typer.Exit(1)
 
 
-@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="The one to print.", autocompletion=complete.recipes)] = None,
     write: Annotated[Path | None, typer.Option(help="Write it to this file instead.", metavar="FILE")] = None,
@@ -55,7 +50,7 @@ def recipes(
         raise UserError(f"name the recipe to write to {write}: unmask recipes lists them")
     if name is None:
         listed = {each: shipped.summary(each) for each in shipped.names()}
-        say(json.dumps(listed, indent=1) if as_json else shipped.table())
+        show(listed, lambda facts: columns(list(facts.items())), as_json, indent=1)
     elif write is not None:
         shipped.write(name, write, force=force)
         say(write)
@@ -63,7 +58,6 @@ def recipes(
         say(shipped.text(name), end="")
 
 
-@app.command()
 def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
 ) -> None:
@@ -71,7 +65,6 @@ def completion(
     print(complete.script(shell))
 
 
-@app.command()
 def demo(
     minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 6.0,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.app import Overrides, app, grouped
+from unmask.cli.app import Overrides
+from unmask.cli.say import plan, show, summary
 from unmask.errors import UserError
 from unmask.processes import launched
-from unmask.terminal import say
 
 if TYPE_CHECKING:
     from unmask.config import Config
@@ -33,8 +32,6 @@ class Launch:
     restarted: Annotated[str | None, typer.Option(hidden=True)] = None
 
 
-@app.command()
-@grouped
 def train(
     launch: Launch,
     config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
@@ -55,21 +52,20 @@ def train(
         if not dry_run and (size > 1 or launch.restarts):
             _launch(size, launch.restarts, [config, *(overrides or [])], {"from": source, "out": out}, as_json)
     if dry_run:
-        from unmask.planning.dry_run import plan, table
+        from unmask.planning.dry_run import plan as planned
 
-        facts = plan(settings)
-        say(json.dumps(facts, indent=1) if as_json else table(facts))
+        show(planned(settings), plan, as_json, indent=1)
         return
     from unmask.training.trainer import Trainer
 
     trainer = Trainer(config=settings, repeat=repeat)
     trainer.restarted = launch.restarted
-    summary = trainer.train()
-    again = " ".join(["unmask train", shlex.quote(str(summary.path / "config.yaml")), *launched.options()])
+    ended = trainer.train()
+    again = " ".join(["unmask train", shlex.quote(str(ended.path / "config.yaml")), *launched.options()])
     if launched.rank() == 0:
-        say(json.dumps(summary.facts()) if as_json else summary.sentence(again))
-    if summary.interrupted is not None:
-        raise typer.Exit(128 + summary.interrupted)
+        show(ended.facts(), lambda facts: summary(facts, again), as_json)
+    if ended.interrupted is not None:
+        raise typer.Exit(128 + ended.interrupted)
 
 
 def _processes(settings: Config, launch: Launch) -> int:
@@ -94,7 +90,6 @@ def _launch(size: int, restarts: int, words: list[str | None], options: dict[str
     raise typer.Exit(launch(arguments, size, restarts))
 
 
-@app.command()
 def inspect(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
     overrides: Overrides = None,
@@ -110,4 +105,4 @@ def inspect(
     if not placement:
         raise UserError("say what to inspect: --placement")
     drawing, found = look(Config.load(config, overrides))
-    say(json.dumps(found) if as_json else drawing)
+    show(found, lambda _: drawing, as_json)

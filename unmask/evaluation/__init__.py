@@ -1,10 +1,10 @@
 """Evaluation: the likelihood bound of held-out text, answers to held-out prompts, tasks of lm-eval."""
 
 from unmask.evaluation.bound import Bound, Level, Measured, Share, bound, measure, text_bytes
-from unmask.evaluation.evaluate import Evaluation, describe, evaluate, evaluate_sets, named, shared
-from unmask.evaluation.generation import describe_answers, generate
+from unmask.evaluation.evaluate import Evaluation, evaluate, evaluate_sets, named, shared
+from unmask.evaluation.generation import generate
 from unmask.evaluation.likelihood import log_likelihoods
-from unmask.evaluation.tasks import Asked, describe_tasks, evaluate_tasks
+from unmask.evaluation.tasks import Asked, evaluate_tasks
 
 __all__ = [
     "Asked",
@@ -14,9 +14,6 @@ __all__ = [
     "Measured",
     "Share",
     "bound",
-    "describe",
-    "describe_answers",
-    "describe_tasks",
     "evaluate",
     "evaluate_sets",
     "evaluate_tasks",

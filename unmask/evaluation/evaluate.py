@@ -5,7 +5,6 @@ Started by torchrun, the processes share the packs of every set, and every proce
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from unmask.config import DataConfig, EvaluationConfig, ParallelConfig, Training
 from unmask.data import Packs, Sampler, dataset_from
 from unmask.data.beginnings import beginning, shown
 from unmask.data.sources import exists
-from unmask.errors import UserError, counted
+from unmask.errors import UserError
 from unmask.evaluation.bound import Bound, Level, Measured, Share, measure, text_bytes
 from unmask.hardware import default_device
 from unmask.models import RowModel
@@ -52,27 +51,10 @@ class Evaluation:
         return self.measured.by_level(bins)
 
     def asdict(self, levels: int = 0) -> dict[str, Any]:
+        """Plain values; levels: also the loss by noise level, in so many bins."""
         found: dict[str, Any] = {**self.bound.asdict(), "bits_per_byte": self.bits_per_byte}
         found |= {"ar": self.ar.asdict()} if self.ar is not None else {}
         return found | ({"levels": [level.asdict() for level in self.by_level(levels)]} if levels else {})
-
-    def sentence(self) -> str:
-        found = self.bound
-        error = "(one chunk: no standard error)" if found.chunks < 2 else f"+- {found.standard_error:.4f}"
-        text = f"{found.nats_per_token:.4f} {error} nats per token"
-        if self.bits_per_byte is not None:
-            text += f", {self.bits_per_byte:.4f} bits per byte"
-        text = f"{text} ({counted(found.tokens, 'token')} in {counted(found.chunks, 'chunk')})"
-        return text if self.ar is None else f"{text}; next token: {self.ar.sentence()}"
-
-    def table(self, levels: int) -> str:
-        """The loss by noise level, a line each."""
-        lines = ["  noise level    nats per masked token    blocks    tokens"]
-        for level in self.by_level(levels):
-            span = f"{level.start:.2f} to {level.stop:.2f}"
-            error = "" if level.blocks < 2 else f" +- {level.standard_error:.4f}"
-            lines.append(f"  {span}   {level.nats_per_token:.4f}{error:<15} {level.blocks:>8,} {level.share:>9.1%}")
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -186,15 +168,3 @@ def named(data: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--data {text!r}: {name!r} is named twice; give every set a name of its own")
         found[name] = path
     return found
-
-
-def describe(found: Mapping[str, Evaluation], *, alone: bool, levels: int = 0, as_json: bool = False) -> str:
-    """What `unmask eval` prints. alone: of one set, which needs no name."""
-    if as_json:
-        facts = {name: one.asdict(levels) for name, one in found.items()}
-        return json.dumps(next(iter(facts.values())) if alone else facts)
-    lines = []
-    for name, one in found.items():
-        lines.append(one.sentence() if alone else f"{name}: {one.sentence()}")
-        lines += [one.table(levels)] if levels else []
-    return "\n".join(lines)

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from unmask.data.chat import rendered, unwritten
-from unmask.errors import UserError, counted
-from unmask.evaluation.alone import alone, open_here
+from unmask.errors import UserError
 from unmask.parsing import check_characters, json_value
+from unmask.sampling import opening
 from unmask.sampling.api import Sample, result
 from unmask.sampling.chat import Conversation, encoded, end_answers
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
-
-#: Characters of a prompt and of an answer that the table shows.
-SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ def generate(
     standard error counts samples as if they were independent. UserError for a file that cannot be read, and for
     messages without a chat template.
     """
-    alone("--generate")
+    opening.refuse_several("eval --generate")
     questions = read(prompts)
-    opened = open_here(checkpoint, options)
+    opened = opening.opened(checkpoint, options)
     if opened.tokenizer is None:
         raise UserError(f"{checkpoint}: has no tokeniser, and prompts are texts")
     session = Session(opened.model, opened.tokenizer, options, opened.objective.decoding)
@@ -134,33 +131,6 @@ def _rate(answers: Sequence[bool | None]) -> dict[str, Any] | None:
         "standard_error": math.sqrt(rate * (1 - rate) / len(given)),
         "samples": len(given),
     }
-
-
-def describe_answers(found: dict[str, Any], *, as_json: bool = False) -> str:
-    """What `unmask eval --generate` prints: a table of the answers and the scores, or JSON."""
-    if as_json:
-        return json.dumps(found)
-    lines = [("", "prompt", "output", "expected")]
-    for one in found["outputs"]:
-        mark = {True: "=", False: "x", None: ""}[one["exact_match"] if one["responses"] else one["contains"]]
-        mark = "~" if mark == "x" and one["contains"] else mark
-        prompt = one["prompt"] if isinstance(one["prompt"], str) else str(one["prompt"][-1].get("content") or "")
-        lines.append((mark, _short(prompt), _short(one["output"]), _short(" | ".join(one["responses"]))))
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    scores = [
-        f"{name.replace('_', ' ')} {rate['value']:.1%} +- {rate['standard_error']:.1%} of {rate['samples']:,}"
-        for name in ("exact_match", "contains")
-        if (rate := found[name])
-    ]
-    samples = counted(found["samples"], "answer")
-    told = f"{samples}, {found['ended']:.1%} ended by themselves, {found['tokens'] / max(found['passes'], 1):.2f}"
-    return "\n".join([*table, "", *scores, f"{told} tokens a forward pass"])
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
 
 
 def read(path: Path) -> list[Question]:

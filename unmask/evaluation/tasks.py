@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -15,9 +14,9 @@ from typing import Any
 import yaml
 
 from unmask.errors import UserError
-from unmask.evaluation.alone import alone, open_here
 from unmask.objectives import Objective
 from unmask.registry import nearest
+from unmask.sampling import opening
 from unmask.sampling.options import Options
 
 #: Kinds of tasks (output_type) that need likelihoods.
@@ -51,12 +50,12 @@ def evaluate_tasks(checkpoint: str | Path, asked: Asked, options: Options | None
     """
     if find_spec("lm_eval") is None:
         raise UserError("--tasks needs lm-eval: pip install 'unmask[lm-eval]'")
-    alone("--tasks")
+    opening.refuse_several("eval --tasks")
     if asked.include_path is not None and not asked.include_path.is_dir():
         raise UserError(f"--include-path {asked.include_path}: no such folder of task files")
     loaded = _loaded(asked)
     _refuse_unused(asked, loaded["tasks"], options or Options())
-    opened = open_here(checkpoint, options or Options())
+    opened = opening.opened(checkpoint, options or Options())
     if opened.tokenizer is None:
         raise UserError(f"{checkpoint}: has no tokeniser, and tasks are texts")
     _refuse_without_bound(checkpoint, loaded["tasks"], opened.objective)
@@ -194,19 +193,3 @@ def _metrics(values: dict[str, Any]) -> dict[str, Any]:
         if sign:
             found[metric if kept == "none" else f"{metric} ({kept})"] = None if value == "N/A" else value
     return found
-
-
-def describe_tasks(found: dict[str, Any], *, as_json: bool = False) -> str:
-    """What `unmask eval --tasks` prints: a line for each metric of each task, or JSON."""
-    if as_json:
-        return json.dumps(found)
-    lines = [("task", "examples", "metric", "value", "standard error")]
-    for task, metrics in found["tasks"].items():
-        for metric, value in metrics.items():
-            if "_stderr" not in metric and isinstance(value, int | float):
-                name, kept = metric.partition(" ")[::2]
-                error = metrics.get(f"{name}_stderr" + (f" {kept}" if kept else ""))
-                shown = "" if error is None else f"{error:.4f}"
-                lines.append((task, str(found["examples"].get(task, "")), metric, f"{value:.4f}", shown))
-    widths = [max(len(line[column]) for line in lines) for column in range(5)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -171,25 +171,3 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
     micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
     placed = placements(run, micro)
     return picture(*placed[0]), [found for _, found in placed]
-
-
-def table(facts: dict[str, Any]) -> str:
-    """The facts in aligned lines, with units a person reads."""
-    width = max(map(len, facts))
-    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_shown(name, value)}" for name, value in facts.items())
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, list) and isinstance(value[0], str):
-        return ", ".join(value)
-    if isinstance(value, list):
-        return ", ".join(f"{each / 2**20:,.1f} MB" if "bytes" in name else f"{each:,}" for each in value)
-    if name.endswith("_bytes") and value is not None:
-        return f"{value / 2**20:,.1f} MB"
-    if name.startswith("flops"):
-        return f"{value:.3e}"
-    if name == "fill":
-        return f"{100 * value:.1f} %"
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -40,10 +40,3 @@ def write(name: str, path: Path, *, force: bool = False) -> None:
         raise UserError(f"{path}: is there already; name another file, or overwrite it with --force")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(recipe, encoding="utf-8")
-
-
-def table() -> str:
-    """All names with what they are for, a line each."""
-    known = names()
-    width = max(map(len, known))
-    return "\n".join(f"{name:<{width}}  {summary(name)}" for name in known)

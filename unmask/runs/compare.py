@@ -6,7 +6,6 @@ the last number of tokens, that all of them have reached.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,63 +129,3 @@ def _mean(history: Sequence[Record]) -> float | None:
 def _median(history: Sequence[Record], key: str) -> float | None:
     values = [record[key] for record in history if record.get(key) is not None]
     return median(values) if values else None
-
-
-def as_json(facts: Facts) -> str:
-    """The facts as JSON, which has no infinities: what is not finite is null."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: finite(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [finite(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(facts), indent=1, allow_nan=False)
-
-
-def table(facts: Facts) -> str:
-    """The facts as aligned text, a column a run; config keys follow the figures."""
-    runs = facts["runs"]
-    lines = [["", *(run["run"] for run in runs)]]
-    for name, text in _shown(facts["by"], facts["at"]):
-        cells = [text(run) for run in runs]
-        if any(cell != "-" for cell in cells):
-            lines.append([name, *cells])
-    lines += [[key, *("default" if value is None else str(value) for value in values)]
-              for key, values in facts["config"].items()]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-                     for line in lines)  # fmt: skip
-
-
-def _shown(by: str, at: float | None) -> list[tuple[str, Any]]:
-    """(row's name, text of a run) in the order of the table."""
-
-    def number(key: str, form: str, scale: float = 1, of: str = "") -> Any:
-        def text(run: Facts) -> str:
-            if run[key] is None:
-                return "-"
-            return format(run[key] * scale, form) + (f" (step {run[of]:,})" if of else "")
-
-        return text
-
-    def steps(run: Facts) -> str:
-        return "-" if run["step"] is None else f"{run['step']:,} of {run['steps']:,}"
-
-    point = f"at {by} {at:,}" if at is not None else ""
-    return [
-        ("step", steps),
-        ("tokens", number("tokens", ",.0f")),
-        (f"loss {point}, mean of {RECENT}", number("loss_at", ".4f")),
-        (f"validation {point}", number("validation_at", ".4f")),
-        ("loss", number("loss", ".4f")),
-        (f"loss, mean of {RECENT}", number("mean_loss", ".4f")),
-        ("best loss", number("best_loss", ".4f", of="best_loss_step")),
-        ("validation", number("validation", ".4f")),
-        ("best validation", number("best_validation", ".4f", of="best_validation_step")),
-        ("tokens/s", number("tokens_per_second", ",.0f")),
-        ("MFU, %", number("mfu", ".1f", 100)),
-        ("memory, GB", number("memory", ".2f", 2.0**-30)),
-        ("training, s", number("seconds", ",.1f")),
-    ]

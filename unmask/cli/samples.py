@@ -1,64 +1,25 @@
-"""What `unmask sample` does: open the checkpoint, sample with a live view in a terminal, print texts or token ids."""
+"""What `unmask sample` prints of prompts: a live view in a terminal, texts or token ids, JSON lines."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 
+from unmask.cli.progress import steps
 from unmask.errors import UserError
-from unmask.models.families import family_of_model
-from unmask.runs.open import OpenModel, open_model
+from unmask.sampling import opening
 from unmask.sampling.api import Sample, pieces, result
 from unmask.sampling.canvas import Fill
 from unmask.sampling.display import live
-from unmask.sampling.options import Options
-from unmask.sampling.presets import PRESETS
 from unmask.sampling.prompts import Asked
 from unmask.sampling.session import Session, Work
 from unmask.terminal import say
-
-#: A context that gives report(done, total), for a bar on stderr.
-Progress = Callable[[], AbstractContextManager[Callable[[int, int], None]]]
-
-
-def opened(checkpoint: Path, overrides: list[str]) -> Session:
-    """The checkpoint, ready to sample with these options."""
-    import torch
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("sample runs in one process: start it without torchrun, a part of the prompts each if need be")
-    options = Options.read(overrides)
-    found = open_model(
-        checkpoint,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        mask_token_id=options.mask_token_id,
-        objective=options.trained_by(),
-    )
-    for note in found.notes:
-        say(note, file=sys.stderr)
-    return Session(found.model, found.tokenizer, as_published(options, found), found.objective.decoding)
-
-
-def as_published(options: Options, opened: OpenModel) -> Options:
-    """The options, for a model of a family with the preset of its authors unless they say how to decode; says so.
-
-    A model that was trained here to be decoded in another way than its family is not.
-    """
-    preset, kind = family_of_model(opened.model).preset, opened.objective.decoding.kind
-    if preset is None or PRESETS[preset]["method"] != kind:
-        return options
-    chosen = options.of_family(preset)
-    if chosen is not options:
-        settings = " ".join(f"{name}={str(getattr(chosen, name)).lower()}" for name in PRESETS[preset])
-        say(f"sampling as {preset} is published ({settings}); --as none for the defaults", file=sys.stderr)
-    return chosen
 
 
 def run(
@@ -68,14 +29,13 @@ def run(
     *,
     stream: bool = False,
     as_json: bool = False,
-    progress: Progress | None = None,
 ) -> bool:
     """Sample, print what was given with what it was filled with, and return whether Ctrl-C ended it.
 
     as_json: a line for each sample, with the new tokens alone and what they took. Token ids are printed where something
     was given so, and where the model has no tokeniser. stream: print finished blocks of a single sample at once.
     """
-    session = opened(checkpoint, overrides)
+    session = opening.session(checkpoint, overrides)
     single = len(wanted) * session.options.num_samples == 1
     if stream and (as_json or not single):
         raise UserError("--stream prints the text of one sample as it is written; for several, or JSON, leave it out")
@@ -94,7 +54,7 @@ def run(
             say("interrupted", file=sys.stderr)
         return work.interrupted
     # Where results go to a terminal, they are the progress.
-    bar = progress() if progress and not sys.stdout.isatty() else nullcontext(lambda done, total: None)
+    bar = nullcontext(lambda done, total: None) if sys.stdout.isatty() else steps("sampling", "texts")
     # A bar takes hold of sys.stdout while it is up, and would put what is printed to stderr.
     out, done = sys.stdout, 0
     with bar as report:

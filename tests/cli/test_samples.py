@@ -9,12 +9,11 @@ import pytest
 
 from tests.sampling.reference import MASK, tiny
 from tests.sampling.test_stream import Bytes
+from unmask.cli.samples import run
 from unmask.errors import UserError
 from unmask.objectives import build
 from unmask.runs.open import OpenModel
-from unmask.sampling import Fill, sample
-from unmask.sampling import command as module
-from unmask.sampling.command import run
+from unmask.sampling import Fill, opening, sample
 from unmask.sampling.prompts import Asked
 
 
@@ -23,7 +22,7 @@ def opened(monkeypatch):
     model, _ = tiny()
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, None, MASK, objective)
-    monkeypatch.setattr(module, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     return found
 
 
@@ -31,7 +30,7 @@ def opened(monkeypatch):
 def spoken(opened, monkeypatch):
     """The same with a tokeniser, and prompts that need none."""
     found = opened._replace(tokenizer=Bytes())
-    monkeypatch.setattr(module, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     monkeypatch.setattr("unmask.sampling.session.Encoder", Letters)
     monkeypatch.setattr("unmask.sampling.session.beginning", lambda tokenizer: ())
     return found
@@ -151,7 +150,7 @@ def foreign(monkeypatch):
     model.config.origin = {"family": "llada"}
     objective = build("mdlm", {"variant": "llada"}).model_copy(update={"mask_token_id": MASK})
     found = OpenModel(model, None, MASK, objective)
-    monkeypatch.setattr(module, "open_model", lambda path, **options: found)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: found)
     return found
 
 
@@ -189,7 +188,7 @@ def test_the_options_in_force_are_told(foreign, capsys):
 def test_a_model_trained_to_be_decoded_in_another_way_is_not(foreign, monkeypatch, capsys):
     objective = build("block_diffusion", {"block_size": 4}).model_copy(update={"mask_token_id": MASK})
     blocks = foreign._replace(objective=objective)
-    monkeypatch.setattr(module, "open_model", lambda path, **options: blocks)
+    monkeypatch.setattr(opening, "open_model", lambda path, **options: blocks)
     run("folder", ["length=9"], [Asked([1, 2])])
     printed = capsys.readouterr()
     assert printed.out.split() == ["1", "2", *map(str, expected(blocks, [1, 2], length=9).token)] and not printed.err
