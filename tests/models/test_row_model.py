@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from tests.models.families import FAMILIES, MASK, OBJECTIVES, WINDOW, rows_of, stock, stock_hidden, tiny
+from tests.objectives.clipped import Clipped
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.fuse import fuse
 from unmask.objectives import Objective
-from unmask.rows import IGNORE, Rows, padded
+from unmask.rows import IGNORE, Document, Rows, inert, padded
 
 #: Routers take their softmax in fp32 whatever the dtype.
 TOLERANCE = {"qwen3_moe": 1e-6}
@@ -175,6 +176,54 @@ def test_single_likelihoods_come_without_gradient_and_in_the_order_of_the_rows(b
     assert terms.count == rows.count
     assert float(terms.metrics["labelled"]) == len(rows.labelled)
     torch.testing.assert_close(terms.metrics["nll_sum"], nll.sum())
+
+
+def clipped_rows() -> tuple[Objective, Rows]:
+    """Two documents without the mask token, the first with a prompt."""
+    objective = Clipped(block_size=4, mask_token_id=MASK)
+    documents = [Document(np.arange(5, 18), np.arange(13) > 2, 0), Document(np.arange(30, 36), np.ones(6, bool), 1)]
+    return objective, objective.rows(documents, 0)
+
+
+def clipped_loss(logits: Tensor, rows: Rows) -> Tensor:
+    """`tests.objectives.clipped`, of whole logits of the labelled rows, row by row."""
+    total = logits.new_zeros(())
+    for z, row in zip(logits, rows.labelled, strict=True):
+        log_prob = z[rows.label[row]] - z[torch.arange(len(z)) != MASK].logsumexp(0)
+        old, reference = rows.columns["log_probs"][row]
+        ratio, advantage = (log_prob - old).exp(), float(rows.columns["advantage"][row])
+        bounded = ratio if 0.8 < ratio < 1.2 else ratio.detach().clamp(0.8, 1.2)
+        worse = min((ratio * advantage, bounded * advantage), key=float)
+        penalty = (reference - log_prob).exp() - (reference - log_prob) - 1
+        total = total + rows.weight[row] * (0.1 * penalty - worse)
+    return total
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_loss_over_columns_is_its_formula(skip: bool) -> None:
+    model = tiny("qwen3")
+    objective, rows = clipped_rows()
+    root, twin = RowModel(model, skip_last_layer=skip), stock(model)
+    loss, grads = run(root, objective, rows.pruned())
+    wanted = clipped_loss(twin.lm_head(stock_hidden(twin, rows)[rows.labelled]), rows) / rows.count
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-11, atol=1e-11)
+    same_gradients(grads, {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}, 1e-10)
+    scores = root(root.collate(rows), objective, per_row=True)
+    assert not scores.requires_grad
+    weight = torch.from_numpy(rows.weight[rows.labelled])
+    torch.testing.assert_close((weight * scores).sum() / rows.count, loss)
+
+
+def test_a_column_that_rows_lack_is_named_and_a_batch_of_none_needs_none() -> None:
+    (objective, rows), root = clipped_rows(), RowModel(tiny("qwen3"))
+    with pytest.raises(ValueError, match="Clipped reads the column 'advantage', which its rows do not have"):
+        root(root.collate(replace(rows, columns={})), objective)
+    batch = root.collate(inert(0.0))
+    terms = root(batch, objective)
+    terms.sum.backward()
+    assert float(terms.sum.detach()) == 0.0
+    assert all(p.grad is not None and not p.grad.any() for p in root.parameters())
 
 
 def test_pruned_and_padded_rows_give_the_same_loss_and_gradients() -> None:

@@ -1,4 +1,4 @@
-"""Runs with a loss on the clean stream, and with annealed attention, give one process's numbers on several."""
+"""Runs with a loss on the clean stream, annealed attention or a loss of their own give the numbers of one process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel.test_parity import is_one, name
-from tests.parallel.trainer_cases import HYBRIDS, Case, train
+from tests.parallel.matrix import EVALUATED
+from tests.parallel.test_parity import KEYS, is_one, name
+from tests.parallel.trainer_cases import HYBRIDS, OWN_LOSSES, Case, train
 
 BASE = Case("i_dlm", "csbp", "auto")
 SMOOTH = {"dtype": "float32", "options": ("optimizer.eps=1e-4",)}
@@ -24,3 +25,26 @@ CASES = [
 def test_any_number_of_processes_is_one(case, workers, alone, tmp_path):
     assert case.objective in HYBRIDS
     is_one(workers(case.ranks).run(train, case, str(tmp_path)), alone(case), case)
+
+
+#: Columns go where labels go: over placements, micro-batches (also of nothing, on two of three ranks) and stages.
+CLIPPED = Case("clipped", blocks=1, batch_size=4, micro_batch=1, data="prompt", steps=4, options=EVALUATED)
+CONFIDENCE = replace(CLIPPED, objective="confidence", options=())
+LOSSES = [
+    replace(CLIPPED, blocks=2, placement="csbp"),
+    replace(CLIPPED, blocks=2, placement="block", micro_batch=2),
+    replace(CLIPPED, blocks=2, placement="context", tensor=2),
+    replace(CLIPPED, shards=3),
+    replace(CLIPPED, shards=2, tensor=2),
+    replace(CLIPPED, pipeline=2, tensor=2),
+    replace(CONFIDENCE, tensor=2),
+    replace(CONFIDENCE, pipeline=2, tensor=2),
+]
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=name)
+def test_a_loss_over_columns_or_logits_is_one_process_s(case, workers, alone, tmp_path):
+    assert case.objective in OWN_LOSSES
+    one = alone(case)
+    assert bool(one["bound"]) == (case.options == EVALUATED)
+    is_one(workers(case.ranks).run(train, case, str(tmp_path)), one, case, (*KEYS, "bound"))

@@ -28,6 +28,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "nemotron": {"name": "block_diffusion", "variant": "nemotron", "block_size": 8},
     "annealed": {"name": "fast_dllm_v2", "block_size": 8, "anneal": 0.5},
 }
+#: Losses that take more of a row than its cross-entropy, proven there too.
+OWN_LOSSES: dict[str, dict[str, Any]] = {
+    "confidence": {"name": "block_diffusion", "variant": "llada2", "block_size": 8, "confidence": 3.0},
+    "clipped": {"name": "clipped", "block_size": 8},
+}
 #: Not of the table: its noise window follows from the evaluations.
 CLIP_AUTO = {"name": "block_diffusion", "block_size": 8, "clip": "auto"}
 
@@ -182,12 +187,13 @@ def numbers(tensor: Any) -> np.ndarray:
 
 def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> dict[str, Any]:
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
+    import tests.objectives.clipped  # noqa: F401  its name is registered
     from tests.training.tiny import config, log, stop_at
     from unmask.models import nf4
     from unmask.runs.open import open_model
     from unmask.training.trainer import Trainer
 
-    objective = {**OBJECTIVES, **GEMMA, **HYBRIDS, "clip auto": CLIP_AUTO}[case.objective]
+    objective = {**OBJECTIVES, **GEMMA, **HYBRIDS, **OWN_LOSSES, "clip auto": CLIP_AUTO}[case.objective]
     settings = config(Path(path), *case.overrides(), objective=objective, model=MODELS[case.model])
     evaluated = settings.evaluation.every or None
     trainer = Trainer(config=settings, callbacks=[stop_at(stop)] if stop else [])
