@@ -1,115 +1,21 @@
-"""Which settings go together: one table, asked before a run starts, by its launcher, and for a mesh alone.
-
-A rule is broken where all of its keys are given, that is, differ from their defaults, and its condition holds. What a
-condition asks of are its parameters: sections of the config, and what `Known` has besides; while one of these is not
-known yet the rule is not asked. Options of objectives and of samplers have tables of their own.
-"""
+"""The rules themselves, in the order in which they are told."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
-from string import Formatter
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from unmask.config import AdapterConfig, Config, ParallelConfig, Section, TrainingConfig
+from unmask.config import AdapterConfig, Config, ParallelConfig, TrainingConfig
 from unmask.config.overrides import MUON, OF_SCHEDULE
+from unmask.config.rules.rule import Rule, always, apart, no_effect
 from unmask.config.sections import in_steps
-from unmask.errors import UserError, counted
+from unmask.errors import counted
 from unmask.registry import Registry, nearest
 
 #: What lists the names that a key may have; imported when one is looked for.
 NAMED = Registry(
     "key", {"exchange": "unmask.blocks.exchange:exchanges", "placement": "unmask.blocks.placement:placements"}
 )
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a run; None: not yet.
-
-    parallel: the config's, where nothing else is known of it; objective: the built one, bound to no model yet;
-    decoder: the model's DecoderSpec; device: its type; validation: whether there are held-out data; prepared:
-    whether all data are; steps: of the whole run; processes: that were started; restarts: that a launcher may make.
-    """
-
-    config: Config | None = None
-    parallel: ParallelConfig | None = None
-    objective: Any = None
-    decoder: Any = None
-    device: str | None = None
-    validation: bool | None = None
-    prepared: bool | None = None
-    steps: int | None = None
-    processes: int | None = None
-    restarts: int | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """What the parameters of conditions stand for, by name."""
-        sections = {} if self.config is None else {name: getattr(self.config, name) for name in Config.model_fields}
-        sections.pop("objective", None)
-        return sections | {name: value for name, value in vars(self).items() if value is not None}
-
-
-class Rule(NamedTuple):
-    """keys: with a space between; condition: true, or values for the sentence besides settings, where the rule is
-    broken. In the sentence {section.key} is a value, {section.key=} the key with it."""
-
-    keys: str
-    condition: Callable[..., Any]
-    sentence: str
-
-    def broken(self, facts: Mapping[str, Any]) -> str | None:
-        """The sentence where the rule is broken; None where it is kept, or cannot be asked."""
-        keys = [key for key in self.keys.split() if not key.startswith("objective.")]
-        names = list(inspect.signature(self.condition).parameters)
-        if not all(name in facts for name in (*names, *(key.partition(".")[0] for key in keys))):
-            return None
-        if not all(_given(facts, key) for key in keys):
-            return None
-        found = self.condition(*(facts[name] for name in names))
-        if not found:
-            return None
-        values = found if isinstance(found, Mapping) else {}
-        return _Sentence().format(re.sub(r"\{([\w.]+)=", r"\1={\1", self.sentence), **facts, **values)
-
-
-class _Sentence(Formatter):
-    """Values as a user writes them."""
-
-    def format_field(self, value: Any, spec: str) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        return format(value, spec or "g") if isinstance(value, float) else format(value, spec)
-
-
-def broken(known: Known) -> Iterator[str]:
-    """The sentences of all rules that are broken, in the order of the table."""
-    facts = known.facts()
-    return filter(None, (rule.broken(facts) for rule in RULES))
-
-
-def check(known: Known) -> None:
-    """UserError with the sentence of the first rule that is broken."""
-    sentence = next(broken(known), None)
-    if sentence is not None:
-        raise UserError(sentence)
-
-
-def _given(facts: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting differs from its default."""
-    first, *path, last = key.split(".")
-    section: Section = facts[first]
-    for name in path:
-        section = getattr(section, name)
-    return last in section.given()
-
-
-def _always() -> bool:
-    return True
 
 
 def _unread_by(readers: Sequence[str]) -> Callable[..., Any]:
@@ -120,20 +26,6 @@ def _unread_by(readers: Sequence[str]) -> Callable[..., Any]:
 
 def _decoded_as(kind: str) -> Callable[..., Any]:
     return lambda objective: objective.decoding.kind == kind
-
-
-def _no_effect(section: str, keys: str, condition: Callable[..., Any], why: str) -> list[Rule]:
-    """Keys of a section that nothing reads under the condition."""
-    paths = [f"{section}.{key}" for key in keys.split()]
-    return [Rule(path, condition, f"{path}={{{path}!s}} has no effect{why}") for path in paths]
-
-
-def _apart(ones: str, others: str, why: str, other: str = "") -> list[Rule]:
-    """Each of `ones` beside each of `others` (the sentence says `other`) is refused."""
-    return [
-        Rule(f"{one} {key}", _always, f"{{{one}=}} does not go with {other or f'{{{key}=}}'}{why.replace('ONE', one)}")
-        for one, key in product(ones.split(), others.split())
-    ]
 
 
 def unmeasured(config: Config) -> str | None:
@@ -173,9 +65,9 @@ def _unknown(kind: str, names: Iterable[str]) -> dict[str, str] | None:
 def _product(parallel: ParallelConfig, started: int) -> dict[str, str]:
     """The axes that multiply to the number of processes, and how many there are."""
     axes = ("pipeline_stages", "data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size")
-    always = ("data_parallel_size", "block_parallel_size")
+    shown = ("data_parallel_size", "block_parallel_size")
     sizes = [f"parallel.{axis}={getattr(parallel, axis)}" for axis in axes
-             if axis in always or getattr(parallel, axis) > 1]  # fmt: skip
+             if axis in shown or getattr(parallel, axis) > 1]  # fmt: skip
     return {"sizes": " x ".join(sizes), "started": f"{started} {'was' if started == 1 else 'were'}"}
 
 
@@ -223,28 +115,28 @@ MESH = [
     Rule("parallel.expert_parallel_size", lambda parallel: parallel.data_ranks % parallel.expert_parallel_size,
          "{parallel.expert_parallel_size=} does not divide the {parallel.data_ranks} ranks of data_parallel_size x "
          "shard_size x block_parallel_size, among which experts are divided"),
-    *_apart("parallel.expert_parallel_size", "parallel.model_parallel_size parallel.pipeline_stages",
-            ": set one of them to 1"),
-    *_no_effect("parallel", "schedule virtual_stages stage_layers bubble",
-                lambda parallel: parallel.pipeline_stages == 1,
-                " with pipeline_stages=1: leave it out, or give the layers several ranks"),
+    *apart("parallel.expert_parallel_size", "parallel.model_parallel_size parallel.pipeline_stages",
+           ": set one of them to 1"),
+    *no_effect("parallel", "schedule virtual_stages stage_layers bubble",
+               lambda parallel: parallel.pipeline_stages == 1,
+               " with pipeline_stages=1: leave it out, or give the layers several ranks"),
     Rule("parallel.pipeline_stages parallel.virtual_stages", lambda parallel: parallel.schedule != "interleaved",
          "{parallel.virtual_stages=} has no effect with schedule={parallel.schedule}: leave it out, or use "
          "interleaved"),
     Rule("parallel.pipeline_stages parallel.zero", lambda parallel: parallel.zero > 1,
          "{parallel.zero=} does not go with pipeline_stages={parallel.pipeline_stages}: the ranks of a pipeline sum "
          "gradients once a step, over all of its micro-batches; use zero=1"),
-    Rule("parallel.pipeline_stages parallel.prefetch", _always,
+    Rule("parallel.pipeline_stages parallel.prefetch", always,
          "{parallel.prefetch=} has no effect with pipeline_stages={parallel.pipeline_stages}, where a rank's layers "
          "stay gathered for a step: set it to 0"),
     Rule("parallel.pipeline_stages parallel.stage_layers",
          lambda parallel: len(parallel.stage_layers) != parallel.stages and {"count": len(parallel.stage_layers)},
          "parallel.stage_layers lists {count} stages, and there are {parallel.stages} (pipeline_stages x stages of a "
          "rank): give one number each"),
-    *_no_effect("parallel", "zero prefetch offload", lambda parallel: not parallel.level,
-                ": no ranks divide a copy of the model; give parallel.shard_size=2 or more"),
-    *_no_effect("parallel", "placement exchange node_size speeds", lambda parallel: parallel.block_parallel_size == 1,
-                " with block_parallel_size=1: leave it out, or give a pack several ranks"),
+    *no_effect("parallel", "zero prefetch offload", lambda parallel: not parallel.level,
+               ": no ranks divide a copy of the model; give parallel.shard_size=2 or more"),
+    *no_effect("parallel", "placement exchange node_size speeds", lambda parallel: parallel.block_parallel_size == 1,
+               " with block_parallel_size=1: leave it out, or give a pack several ranks"),
     Rule("parallel.exchange", lambda parallel: "+" in parallel.exchange and not _divides_nodes(parallel),
          "{parallel.exchange=} needs parallel.node_size, a divisor of block_parallel_size="
          "{parallel.block_parallel_size} strictly between 1 and it"),
@@ -275,40 +167,40 @@ SETTINGS = [
          "training.precision=fp16 needs parameters in full precision: set model.dtype=float32"),
     Rule("training.precision model.dtype", lambda model: model.dtype == "float64",
          "{training.precision=} does not go with model.dtype=float64: set float32"),
-    Rule("training.epochs training.steps", _always,
+    Rule("training.epochs training.steps", always,
          "training.epochs={training.epochs!s} has no effect beside {training.steps=}: leave one of them out "
          "(~training.steps, ~training.epochs)"),
-    *_no_effect("optimizer", " ".join(MUON), lambda optimizer: optimizer.name == "adamw",
-                ": optimizer.name=adamw; use muon"),
-    *(rule for key, readers in OF_SCHEDULE.items() for rule in _no_effect(
+    *no_effect("optimizer", " ".join(MUON), lambda optimizer: optimizer.name == "adamw",
+               ": optimizer.name=adamw; use muon"),
+    *(rule for key, readers in OF_SCHEDULE.items() for rule in no_effect(
         "schedule", key, _unread_by(readers), ": {schedule.name=} does not read it, "
         f"{' and '.join(readers)} do{'es' if len(readers) == 1 else ''}")),
-    *_no_effect("model.lora", " ".join(key for key in AdapterConfig.model_fields if key != "rank"),
-                lambda model: not model.lora.rank, ": model.lora.rank is 0"),
-    *_apart("parallel.model_parallel_size parallel.pipeline_stages parallel.expert_parallel_size", "model.lora.rank",
-            ": adapters are trained under data_parallel_size, shard_size and block_parallel_size", "model.lora"),
+    *no_effect("model.lora", " ".join(key for key in AdapterConfig.model_fields if key != "rank"),
+               lambda model: not model.lora.rank, ": model.lora.rank is 0"),
+    *apart("parallel.model_parallel_size parallel.pipeline_stages parallel.expert_parallel_size", "model.lora.rank",
+           ": adapters are trained under data_parallel_size, shard_size and block_parallel_size", "model.lora"),
     Rule("model.lora.rank model.lora.dropout", lambda parallel: parallel.data_ranks > 1,
          "{model.lora.dropout=} on {parallel.data_ranks} processes gives other numbers than on one: set it to 0"),
-    *_apart("model.lora.quantize", "model.lora.dora", ", which needs the norms of whole weights"),
-    *_apart("model.lora.quantize", "parallel.offload training.offload_activations",
-            ", unproven for weights in four bits: use false"),
+    *apart("model.lora.quantize", "model.lora.dora", ", which needs the norms of whole weights"),
+    *apart("model.lora.quantize", "parallel.offload training.offload_activations",
+           ", unproven for weights in four bits: use false"),
     Rule("optimizer.name model.lora.rank", lambda optimizer: optimizer.name == "muon",
          "optimizer.name=muon is for whole matrices, not for the factors of model.lora: use adamw"),
-    *_apart("model.compile", "model.lora.rank", ", unproven when compiled: use false", "model.lora"),
+    *apart("model.compile", "model.lora.rank", ", unproven when compiled: use false", "model.lora"),
     Rule("training.offload_activations", lambda training: training.checkpointing not in ("full", "selective"),
          "{training.offload_activations=} has no effect with {training.checkpointing=}: use full or selective, whose "
          "kept activations it moves"),
-    *_apart("training.offload_activations", "model.compile", ": leave one of them out"),
+    *apart("training.offload_activations", "model.compile", ": leave one of them out"),
     Rule("model.mask_noise_steps", lambda objective: not objective.places_mask,
          "{model.mask_noise_steps=} has no effect: objective.name={config.objective.chosen} places no mask token; set "
          "it to 0"),
     *(Rule("evaluation.ar", _decoded_as(kind),
            f"evaluation.ar=true has no effect with objective.name={{config.objective.chosen}}: {why}; leave it out")
       for kind, why in (("causal", "the bound is that already"), ("canvas", "its encoder has a loss of its own"))),
-    *_apart("model.balance_loss model.z_loss", "parallel.pipeline_stages model.compile",
-            ": set ONE to 0, or do without it"),
-    *_no_effect("training.spike", "window rollbacks", lambda training: not training.spike.factor,
-                ": training.spike.factor is 0"),
+    *apart("model.balance_loss model.z_loss", "parallel.pipeline_stages model.compile",
+           ": set ONE to 0, or do without it"),
+    *no_effect("training.spike", "window rollbacks", lambda training: not training.spike.factor,
+               ": training.spike.factor is 0"),
     Rule("training.spike.factor", lambda training: training.spike.factor <= 1,
          "{training.spike.factor=}: every other loss would be a spike; give a factor above 1, or 0"),
     Rule("training.spike.factor", lambda checkpoint: not checkpoint.every,
@@ -345,8 +237,8 @@ DATA = [
          lambda objective, evaluation, validation: getattr(objective, "clip", None) == "auto"
          and not (validation and evaluation.every),
          "objective.clip=auto moves at evaluations: give data.validation and evaluation.every"),
-    *_no_effect("data", "fields supervise chat_template", lambda prepared: prepared,
-                ": the data are prepared already; leave it out, or give it to `unmask prepare`"),
+    *no_effect("data", "fields supervise chat_template", lambda prepared: prepared,
+               ": the data are prepared already; leave it out, or give it to `unmask prepare`"),
     Rule("schedule.warmup",
          lambda schedule, steps: schedule.warmup > max(1, steps) and {"length": counted(steps, "step")},
          "{schedule.warmup=} is longer than the run, which has {length}: give fewer, or a fraction of all steps "
@@ -374,8 +266,8 @@ ON_MESH = [
          "(training.batch_size / micro_batch): raise batch_size to {least}"),
     Rule("parallel.offload", lambda device: device == "cpu",
          "parallel.offload=true has no effect on a CPU, whose memory it would move the model to"),
-    *_apart("model.compile", "parallel.expert_parallel_size parallel.model_parallel_size",
-            ", whose layers communicate; set it to false"),
+    *apart("model.compile", "parallel.expert_parallel_size parallel.model_parallel_size",
+           ", whose layers communicate; set it to false"),
     Rule("optimizer.name parallel.model_parallel_size", lambda optimizer: optimizer.name == "muon",
          "optimizer.name=muon needs whole matrices, of which {parallel.model_parallel_size=} leaves every rank a "
          "part: use adamw"),
@@ -385,7 +277,7 @@ ON_MESH = [
          lambda config: (why := config.parallel.too_few(config.passes())) and {"why": why, "micro": config.passes()},
          "parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over copies and shards): raise "
          "batch_size"),
-    *_apart("parallel.offload", "parallel.pipeline_stages", ": no schedule has been proven with it"),
+    *apart("parallel.offload", "parallel.pipeline_stages", ": no schedule has been proven with it"),
     Rule("parallel.schedule model.compile", lambda parallel: parallel.schedule == "zbv",
          "model.compile=true does not go with parallel.schedule=zbv: torch does not divide the backward pass of a "
          "compiled layer into that of the input and that of the weights; use 1f1b"),
