@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from unmask.config import Config, ParallelConfig, apply_override, keys, rules
 from unmask.config.rules import RULES, Known
 from unmask.errors import UserError
-from unmask.models.decoder import Attention, DecoderSpec, Experts
+from unmask.models.decoder import Attention, DecoderSpec, Experts, spec_of_config
 from unmask.models.tensor_plan import TensorPlan
 from unmask.objectives import build
 
@@ -212,3 +214,11 @@ def test_the_table_answers_for_a_mesh_alone():
         "parallel.expert_parallel_size=3",
         "parallel.speeds",
     ]
+
+
+def test_and_for_a_model_that_nobody_has_made():
+    options = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    decoder = spec_of_config(AutoConfig.for_model("qwen3", **options), torch.float32)
+    assert not list(rules.broken(asked("parallel.model_parallel_size=2", {"decoder": decoder})))
+    (sentence,) = rules.broken(asked("parallel.model_parallel_size=4", {"decoder": decoder}))
+    assert sentence.startswith("parallel.model_parallel_size=4 does not divide num_key_value_heads=2 of the model")

@@ -156,10 +156,10 @@ def runs(pid):
 
 
 def test_a_mistake_is_told_once_and_never_tried_again(tmp_path):
-    with Group(write_config(tmp_path), *TWO, "model.attention=reference", "--restarts", "3") as group:
+    with Group(write_config(tmp_path), *TWO, "data.train=nowhere.jsonl", "--restarts", "3") as group:
         code, out, err = group.ended()
     assert code == 2 and out == "", (out, err)
-    assert err.startswith("unmask: model.attention=reference needs whole packs") and err.count("\n") == 1, err
+    assert err.startswith("unmask: data.train=nowhere.jsonl: no such dataset") and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(

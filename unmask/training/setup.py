@@ -149,7 +149,9 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     if train is None:
         raise UserError("there is nothing to train on: give data.train a prepared dataset, a text folder or JSONL")
     sources = _sources(train)
-    _check_raw(config, [*(source for _, source, _ in sources), *named(validation).values()])
+    Reading.parse({name: getattr(config.data, name) for name in _of_raw(config)}, "data")
+    every = [*(source for _, source, _ in sources), *named(validation).values()]
+    rules.check(replace(known, prepared=all(map(_is_prepared, every))))
     tokenizer = _tokenizer(config, [source for _, source, _ in sources])
     tokenizer = with_template(tokenizer, config.data.chat_template)
     tokenizer = begin_with(tokenizer, config.data.bos if tokenizer is not None else "auto", "data.bos")
@@ -305,24 +307,11 @@ def _dataset(source: Any, tokenizer: Any, key: str, config: Config) -> Dataset:
 
 def _of_raw(config: Config) -> list[str]:
     """The settings that say how sources are read that are not prepared, those that are given."""
-    fields = type(config.data).model_fields
-    return [name for name in Reading.model_fields.keys() & fields.keys() - {"bos"}
-            if getattr(config.data, name) != fields[name].default]  # fmt: skip
+    return [name for name in config.data.given() if name in Reading.model_fields and name != "bos"]
 
 
 def _is_prepared(source: Any) -> bool:
     return isinstance(source, Dataset) or (isinstance(source, str | Path) and is_dataset(Path(source)))
-
-
-def _check_raw(config: Config, sources: list[Any]) -> None:
-    """UserError for settings of sources that are not prepared where there are none."""
-    given = _of_raw(config)
-    Reading.parse({name: getattr(config.data, name) for name in given}, "data")
-    if given and all(map(_is_prepared, sources)):
-        raise UserError(
-            f"data.{given[0]}={getattr(config.data, given[0])} has no effect: the data are prepared already; leave it "
-            f"out, or give it to `unmask prepare`"
-        )
 
 
 def _name(source: Any) -> Any:
