@@ -121,6 +121,7 @@ class Rank:
         from unmask.attention import NAME, register
         from unmask.models import RowModel
         from unmask.models.fuse import fuse
+        from unmask.models.prove import proofs_of
         from unmask.parallel.replicas import summed
 
         register()
@@ -128,7 +129,7 @@ class Rank:
         fields = dict(case["model"])
         config = AutoConfig.for_model(fields.pop("model_type"), **fields)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
-        fuse(model)
+        fuse(model, proofs_of(model))
         row_model = RowModel(model, skip_last_layer="auto")
         if case.get("checkpointing", "none") != "none":
             from unmask.engine.activations import apply

@@ -13,6 +13,7 @@ from torch import Tensor
 from unmask.config import ModelConfig
 from unmask.models import load
 from unmask.models.fuse import fuse
+from unmask.models.prove import proofs_of
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows
 
@@ -81,7 +82,7 @@ def tiny(family: str, dtype: str = "float64", fused: bool = True, **changes: Any
     if dtype == "float64":
         _exact_norms(model)
     elif fused:
-        fuse(model)
+        fuse(model, proofs_of(model))
     return model
 
 

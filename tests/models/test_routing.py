@@ -8,7 +8,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from tests.models.families import rows_of, stock, stock_hidden, tiny
 from unmask.engine import activations
 from unmask.errors import UserError
-from unmask.models import RowModel, routing
+from unmask.models import RowModel, experts, routing
 from unmask.rows import inert
 
 EXPERTS, SLOTS = 4, 2
@@ -58,7 +58,7 @@ def test_what_is_said_of_experts():
     """Of one layer: logits that send two rows of three to expert 0 and 1, the third, which stands for nothing, to 2."""
     model = tiny("qwen3_moe", num_hidden_layers=1)
     watched = routing.watch(model)
-    gate = routing.routers_of(model)["model.layers.0.mlp.gate"]
+    gate = experts.routers_of(model)["model.layers.0.mlp.gate"]
     x = torch.linalg.pinv(gate.weight.detach()) @ torch.tensor(
         [[9.0, 9.0, 0.0], [8.0, 8.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 8.0]], dtype=torch.float64
     )
@@ -80,11 +80,16 @@ def test_rows_that_stand_for_nothing_do_not_count():
     assert np.all(row_model.collate(rows).counted.numpy())
 
 
-def test_refused():
+def test_refused(monkeypatch):
     model = tiny("qwen3_moe")
     routing.check(model, {"model.balance_loss": 0.1})
-    gate = model.model.layers[1].mlp.gate
+    gate = type(model.model.layers[1].mlp.gate)
     original = gate.forward
-    gate.forward = lambda x: (original(x)[0], torch.sigmoid(original(x)[0])[:, :SLOTS], original(x)[2])
-    with pytest.raises(UserError, match=r"balance_loss=0.1: model.layers.1.mlp.gate: .* does not weigh experts"):
-        routing.check(model, {"model.balance_loss": 0.1})
+
+    def weighed(router, x):
+        logits, _, index = original(router, x)
+        return logits, torch.sigmoid(logits)[:, :SLOTS], index
+
+    monkeypatch.setattr(gate, "forward", weighed)
+    with pytest.raises(UserError, match=r"balance_loss=0.1: model.layers.0.mlp.gate: .* does not weigh experts"):
+        routing.check(tiny("qwen3_moe"), {"model.balance_loss": 0.1})

@@ -16,6 +16,7 @@ from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load
 from unmask.models.fuse import fuse
+from unmask.models.prove import proofs_of
 from unmask.objectives import Objective
 from unmask.rows import IGNORE, Document, Rows, inert, padded
 
@@ -137,22 +138,26 @@ def test_fused_kernels_change_nothing(family: str) -> None:
     same_gradients(fused[1], plain[1], 2e-4)
 
 
+def fused(model: Any) -> dict[str, int]:
+    return fuse(model, proofs_of(model))
+
+
 def test_what_is_fused() -> None:
     norms = 2 * 3 + 2 * 3 + 1  # two a layer, query and key norms, the last one
-    assert fuse(tiny("qwen3", "float32", fused=False)) == {
+    assert fused(tiny("qwen3", "float32", fused=False)) == {
         "attention": 3,
         "rms_norm": norms,
         "plain_rms_norm": 0,
         "swiglu": 3,
     }
-    assert fuse(tiny("llama", "float32", fused=False)) == {
+    assert fused(tiny("llama", "float32", fused=False)) == {
         "attention": 3,
         "rms_norm": 2 * 3 + 1,
         "plain_rms_norm": 0,
         "swiglu": 3,
     }
     # Gemma rotates by layer type, scales by 1 + weight and gates with GELU: no kernel is its own module's function.
-    assert fuse(tiny("gemma3", "float32", fused=False)) == {
+    assert fused(tiny("gemma3", "float32", fused=False)) == {
         "attention": 0,
         "rms_norm": 0,
         "plain_rms_norm": 0,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,9 +21,8 @@ from torch import Tensor, nn
 from unmask.attention.interface import MissingPlan
 from unmask.blocks.exchange import Widths
 from unmask.errors import UserError
-from unmask.models.experts import experts_of, unfit
+from unmask.models.experts import experts_of, routers_of, unfit
 from unmask.models.last_layer import labelled_only
-from unmask.models.routing import routers_of
 from unmask.models.tensor_plan import TensorPlan, tensor_plan
 from unmask.rows import Shape
 
@@ -50,7 +50,8 @@ class Experts(NamedTuple):
 class DecoderSpec:
     """What a decoder is made of; names are of modules of the whole model.
 
-    kind: the model's class, for sentences; attention, layers: by layer; experts by name, and routers beside them;
+    kind: the model's class, for sentences; attention, layers: by layer; rotary: what makes the same rotary embeddings
+    for all layers, if anything does; experts by name, and routers beside them;
     vocabulary: rows of the embedding; width: of hidden states; linear: elements of the layers' matrices, of experts the
     share that a row uses, but `labelled`, those that only labelled rows need to pass through where the last layer
     skips the others; head: elements of the output projection; self_conditions: whether noisy rows take what a first
@@ -136,7 +137,7 @@ def _described(model: Any, attention: tuple[Attention, ...]) -> DecoderSpec:
         kind=type(model).__name__,
         attention=attention,
         layers=tuple(name_of[layer] for layer in layers),
-        rotary=name_of.get(getattr(model.base_model, "rotary_emb", None)),
+        rotary=name_of.get(_rotary(model.base_model)),
         experts={
             name: Experts(next(module.parameters()).shape[0], unfit(module))
             for name, module in experts_of(model).items()
@@ -245,6 +246,11 @@ def _without_values(model: nn.Module) -> Iterator[None]:
         logger.disabled = quiet
         for of, name, each in held:
             of[name] = each
+
+
+def _rotary(base: nn.Module) -> nn.Module | None:
+    rotary: Any = getattr(base, "rotary_emb", None)
+    return None if rotary is None or "layer_type" in signature(rotary.forward).parameters else rotary
 
 
 def _elements(config: Any, layers: list[nn.Module]) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from unmask.errors import UserError
@@ -49,7 +48,6 @@ def off(model: PreTrainedModel) -> None:
         for name, value in list(vars(module).items()):
             if _is_one(name, value):
                 setattr(module, name, 0.0)
-    _check(model)
 
 
 def notes(model: PreTrainedModel) -> list[str]:
@@ -61,29 +59,3 @@ def notes(model: PreTrainedModel) -> list[str]:
 
 def _is_one(name: str, value: Any) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and any(part in name for part in NAMES)
-
-
-@torch.no_grad()
-def _check(model: PreTrainedModel) -> None:
-    """A pass of two tokens in training mode must leave the global generators as they are."""
-    from unmask.models.decoder import Probe
-
-    device, training = model.get_input_embeddings().weight.device, model.training
-    token = torch.zeros((1, 2), dtype=torch.long, device=device)
-    before = _generators(device)
-    model.train()
-    try:
-        model.base_model(
-            input_ids=token, position_ids=torch.arange(2, device=device)[None], plan=Probe(), use_cache=False
-        )
-    finally:
-        model.train(training)
-    if not all(map(torch.equal, before, _generators(device))):
-        raise UserError(
-            f"{type(model).__name__} draws random numbers while it is trained, by other means than the settings of "
-            f"config.json that unmask knows: its loss would not be a function of the seed"
-        )
-
-
-def _generators(device: torch.device) -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

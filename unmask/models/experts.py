@@ -44,6 +44,18 @@ def experts_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "_is_expert_parallel")}
 
 
+def routers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """By name, the module beside stacked experts that chooses for them: the one called gate or router, if any."""
+    found = {}
+    for name in experts_of(model):
+        parent = name.rpartition(".")[0]
+        beside = model.get_submodule(parent)
+        for kind in ("gate", "router"):
+            if isinstance(getattr(beside, kind, None), nn.Module):
+                found[f"{parent}.{kind}"] = getattr(beside, kind)
+    return found
+
+
 def unfit(module: Any) -> str | None:
     """Why `forward` does not compute a module of experts; None where it does."""
     for flag, wanted in {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,

@@ -1,48 +1,59 @@
-"""Swap norms, MLPs and rotary attention for the fused kernels, each only after it gave the module's own result.
+"""Swap norms, MLPs and rotary attention for the fused kernels, where these are proven (`unmask.models.prove`).
 
 The module and its parameters stay; only `forward` of that instance changes, so names, checkpoints and wrappers do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from unmask.kernels import rms_norm, swiglu_down
 from unmask.models import nf4
 from unmask.models.decoder import decoder_layers, spec_of
-from unmask.models.rotary_attention import BUILT_DIFFERENTLY, fuse_attention
+from unmask.models.rotary_attention import fused_attention, like_llama
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-class _Fusion(NamedTuple):
-    """applies: may this module be fused; width: of its input; forward(module, original forward, x): the fused form."""
-
-    applies: Callable[[Any], bool]
-    width: Callable[[Any], int]
-    forward: Callable[[Any, Callable[..., Tensor], Tensor], Tensor]
+    from unmask.models.prove import Proofs
 
 
-def fuse(model: PreTrainedModel) -> dict[str, int]:
-    """Fuse every module that has a proven kernel; returns how many of each kind."""
-    fused = dict.fromkeys(("attention", *_FUSIONS), 0)
-    rotary = getattr(model.base_model, "rotary_emb", None)
-    for layer, window in zip(decoder_layers(model), spec_of(model).windows, strict=True):
-        attention = getattr(layer, "self_attn", None)
-        fused["attention"] += rotary is not None and fuse_attention(attention, window, rotary)
-    like = model.get_input_embeddings().weight
-    for module in model.modules():
-        for kind, fusion in _FUSIONS.items():
-            if fusion.applies(module) and _agrees(module, fusion, like):
-                module.forward = partial(fusion.forward, module, module.forward)
-                fused[kind] += 1
-    return fused
+class Form(NamedTuple):
+    """A fused form that may fit a module: forward takes what the module's own forward takes."""
+
+    kind: str
+    name: str
+    module: nn.Module
+    forward: Callable[..., Any]
+
+
+def forms(model: PreTrainedModel) -> Iterator[Form]:
+    """Every fused form that may fit a module of the model."""
+    spec = spec_of(model)
+    for name, layer, window in zip(spec.layers, decoder_layers(model), spec.windows, strict=True):
+        attention: Any = getattr(layer, "self_attn", None)
+        if spec.rotary is not None and like_llama(attention):
+            forward = partial(fused_attention, attention, attention.forward, window)
+            yield Form("attention", f"{name}.self_attn", attention, forward)
+    for name, module in model.named_modules():
+        for kind, (applies, fused) in _FUSIONS.items():
+            if applies(module):
+                yield Form(kind, name, module, partial(fused, module, module.forward))
+
+
+def fuse(model: PreTrainedModel, proofs: Proofs) -> dict[str, int]:
+    """Fuse what is proven; returns how many modules of each kind."""
+    count = dict.fromkeys(("attention", *_FUSIONS), 0)
+    for form in list(forms(model)):
+        if proofs.fits(form):
+            form.module.forward = form.forward
+            count[form.kind] += 1
+    vars(model)["fused"] = count
+    return count
 
 
 def _is_rms_norm(module: Any) -> bool:
@@ -83,25 +94,9 @@ def _swiglu(module: Any, original: Callable[..., Tensor], x: Tensor) -> Tensor:
     return swiglu_down(module.gate_proj(x), module.up_proj(x), module.down_proj.weight)
 
 
-@torch.no_grad()
-def _agrees(module: nn.Module, fusion: _Fusion, like: Tensor) -> bool:
-    """like: has the dtype and the device of a module without parameters."""
-    parameter = next(module.parameters(), like)
-    if parameter.device.type == "meta":
-        return False
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((1, 3, fusion.width(module)), generator=generator).to(parameter.device, parameter.dtype)
-    try:
-        expected = module.forward(x)
-    except BUILT_DIFFERENTLY:
-        return False
-    # In fp64 too: transformers' norms round to fp32 whatever the dtype, ours do not.
-    tolerance = 1e-5 if parameter.dtype in (torch.float64, torch.float32) else 2e-2
-    return torch.allclose(fusion.forward(module, module.forward, x), expected, rtol=tolerance, atol=tolerance)
-
-
-_FUSIONS = {
-    "rms_norm": _Fusion(_is_rms_norm, lambda module: module.weight.shape[0], _rms_norm),
-    "plain_rms_norm": _Fusion(_is_plain_rms_norm, lambda module: 8, _plain_rms_norm),
-    "swiglu": _Fusion(_is_swiglu, lambda module: module.gate_proj.in_features, _swiglu),
+#: By kind: may a module have it, and its forward(module, original forward, x).
+_FUSIONS: dict[str, tuple[Callable[[Any], bool], Callable[..., Tensor]]] = {
+    "rms_norm": (_is_rms_norm, _rms_norm),
+    "plain_rms_norm": (_is_plain_rms_norm, _plain_rms_norm),
+    "swiglu": (_is_swiglu, _swiglu),
 }

@@ -18,6 +18,7 @@ from unmask.models.families.deferred import Deferred
 from unmask.models.families.transformers import OFFLINE, check_file, random_model
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
+from unmask.models.prove import proofs_of
 from unmask.models.trained import masks
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def load(
         model.to(device)
     check_attention(model)
     dropout.off(model)
+    proofs = proofs_of(model, device)
     if config.fused:
-        fuse(model)
+        fuse(model, proofs)
     lora.adapt(model, config.lora, seed)
     return LoadedModel(model, tokenizer, mask_token_id)
 

@@ -1,27 +1,21 @@
 """Attention of a Llama-like layer over rows: project, normalise, rotate, attend, project back.
 
 The same modules and parameters as transformers' own forward, with the rotation fused and written in the dtype attention
-wants, and with the choice of computing queries for some rows only. Used where it gave the module's own result.
+wants, and with the choice of computing queries for some rows only. Used where it gives the module's own result
+(`unmask.models.prove`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unmask.attention import Plan, attend
 from unmask.kernels import rope
-from unmask.rows import Stream, assemble
-
-#: What a module that is built differently after all may raise while it is tried.
-BUILT_DIFFERENTLY = (TypeError, AttributeError, RuntimeError, ValueError)
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
 def like_llama(attention: Any) -> bool:
@@ -56,48 +50,10 @@ def attention_over_rows(
     return attention.o_proj(out.transpose(1, 2).flatten(2))
 
 
-def fuse_attention(attention: Any, window: int | None, rotary: nn.Module) -> bool:
-    """Let `attention` go through attention_over_rows under a Plan; False when that is not proven for it."""
-    if not like_llama(attention):
-        return False
-    return replaced_if_proven(attention, _forward, _agrees, window, rotary)
-
-
-def replaced_if_proven(
-    module: Any, forward: Callable[..., Any], agrees: Callable[..., bool], window: int | None, rotary: nn.Module
-) -> bool:
-    """Let `module` run forward(module, its own forward, window, ...); undone unless agrees(module, its own, ...)."""
-    original = module.forward
-    module.forward = partial(forward, module, original, window)
-    proven = next(module.parameters()).device.type != "meta" and agrees(module, original, window, rotary)
-    if not proven:
-        module.forward = original
-    return proven
-
-
-def trial_rows() -> Any:
-    """A small causal pack whose even rows are labelled, for proving a replacement."""
-    index = np.arange(6)
-    label = np.where(index % 2 == 0, 0, -100)
-    return assemble([(Stream(index, index, index * 0, index + 1, label, index * 0.0), None)], 1.0)
-
-
-def trial_input(module: nn.Module, width: int, rotary: nn.Module) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Random hidden states for trial_rows, and their position embeddings."""
-    parameter = next(module.parameters())
-    x = torch.randn((1, 6, width), generator=torch.Generator().manual_seed(0)).to(parameter.device, parameter.dtype)
-    return x, rotary(x, torch.arange(6, device=parameter.device)[None])
-
-
-def close(got: Tensor, expected: Tensor) -> bool:
-    """Equal up to the rounding of the dtype."""
-    tolerance = TOLERANCE.get(expected.dtype, 3e-2)
-    return got.shape == expected.shape and torch.allclose(got, expected, rtol=tolerance, atol=tolerance)
-
-
-def _forward(
+def fused_attention(
     attention: Any, original: Callable[..., Any], window: int | None, hidden_states: Tensor, **kwargs: Any
 ) -> Any:
+    """What `attention` computes, under a Plan by attention_over_rows, else by its original forward."""
     plan = kwargs.get("plan")
     if not isinstance(plan, Plan) or kwargs.get("cache") is not None:
         return original(hidden_states, **kwargs)
@@ -117,15 +73,3 @@ def _rotated(attention: Any, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.d
     rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb  # rotates a part of the head
     heads = x.transpose(1, 2)
     return rotate(heads, heads[:, :1], cos, sin)[0].transpose(1, 2).to(dtype)
-
-
-@torch.no_grad()
-def _agrees(attention: Any, original: Callable[..., Any], window: int | None, rotary: nn.Module) -> bool:
-    device = next(attention.parameters()).device
-    plan = Plan.from_rows(trial_rows(), (window,), backend="reference", device=device)
-    try:
-        x, embeddings = trial_input(attention, attention.q_proj.weight.shape[1], rotary)
-        arguments: dict[str, Any] = {"position_embeddings": embeddings, "attention_mask": None, "plan": plan}
-        return close(attention.forward(x, **arguments)[0], original(x, **arguments)[0])
-    except BUILT_DIFFERENTLY:
-        return False

@@ -26,45 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unmask.errors import UserError
-from unmask.models.experts import experts_of
+from unmask.models.decoder import spec_of
+from unmask.models.prove import proofs_of
 
 #: Sums of a layer besides the rows of every expert: rows, entropy, balance, z.
 SUMS = 4
-
-
-def routers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """By name, the module beside stacked experts that chooses for them: the one called gate or router, if any."""
-    found = {}
-    for name in experts_of(model):
-        parent = name.rpartition(".")[0]
-        beside = model.get_submodule(parent)
-        for kind in ("gate", "router"):
-            if isinstance(getattr(beside, kind, None), nn.Module):
-                found[f"{parent}.{kind}"] = getattr(beside, kind)
-    return found
-
-
-@torch.no_grad()
-def not_softmax(router: Any, model: Any) -> str | None:
-    """Why the losses are not defined for a router; None when it is proven to take the top k of a softmax of the logits
-    that it returns: (logits [N, E], weights [N, k], index [N, k])."""
-    kind, x = (
-        type(router).__name__,
-        torch.randn((16, model.config.get_text_config().hidden_size), generator=torch.Generator().manual_seed(0)),
-    )
-    try:
-        logits, weights, index = router(x.to(model.device, model.dtype))
-        top = logits.softmax(-1, dtype=torch.float32).topk(index.shape[1], dim=-1)
-    except (RuntimeError, ValueError, TypeError, AttributeError):
-        return f"{kind} does not return logits, weights and experts"
-    if not torch.equal(top.indices, index):
-        return f"{kind} does not choose by a softmax of its logits"
-    if torch.allclose(logits.float().sum(-1), torch.ones(len(logits), device=logits.device), atol=1e-2):
-        return f"{kind} returns probabilities in place of logits"
-    ratio = weights.float() / top.values
-    if not torch.allclose(ratio, ratio[:, :1].expand_as(ratio), rtol=0.02):
-        return f"{kind} does not weigh experts by a softmax of its logits"
-    return None
 
 
 def check(model: Any, wanted: dict[str, float]) -> None:
@@ -72,19 +38,18 @@ def check(model: Any, wanted: dict[str, float]) -> None:
     asked = [f"{key}={value:g}" for key, value in wanted.items() if value]
     if not asked:
         return
-    for name, router in routers_of(model).items():
-        why = not_softmax(router, model)
+    for name, why in proofs_of(model).routers.items():
         if why:
             raise UserError(f"{asked[0]}: {name}: {why}; set it to 0")
 
 
 def watch(model: Any, balance: float = 0.0, z: float = 0.0, group: Any = None) -> Routing | None:
     """The routers of a model, before it is divided; None where it has none, or some of another kind."""
-    routers = routers_of(model)
-    sizes = [next(experts.parameters()).shape[0] for experts in experts_of(model).values()]
-    if not routers or len(routers) != len(sizes) or any(not_softmax(each, model) for each in routers.values()):
+    spec = spec_of(model)
+    if not spec.routers or len(spec.routers) != len(spec.experts) or any(proofs_of(model).routers.values()):
         return None
-    return Routing(list(routers.values()), sizes, balance, z, group)
+    sizes = [experts.number for experts in spec.experts.values()]
+    return Routing([model.get_submodule(name) for name in spec.routers], sizes, balance, z, group)
 
 
 class Routing:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families import family_of_model
 from unmask.models.head import Head
-from unmask.models.last_layer import skip_unlabelled
+from unmask.models.last_layer import skipping
+from unmask.models.prove import proofs_of
 from unmask.objectives import LabelledRows
 from unmask.rows import Rows, Shape, inert, padded
 
@@ -105,14 +106,17 @@ class RowModel(nn.Module):
         self.vocabulary_shard: VocabularyShard | None = None
         #: Whether the clean rows of a model that conditions itself run once, alone; not where a pass more sends more.
         self.apart = self.decoder.self_conditions
-        self.skips = False
-        if skip_last_layer:
-            rotary = getattr(model.base_model, "rotary_emb", None)
+        proofs = proofs_of(model)
+        if not proofs.plain_head:  # the head that objectives apply would not be the model's own
+            raise UserError(
+                f"{self.decoder.kind} does not apply its head as a plain projection: unmask cannot train it"
+            )
+        self.skips = bool(skip_last_layer) and proofs.skips
+        if skip_last_layer is True and not self.skips:
+            raise UserError(f"model.skip_last_layer=true: not proven for {self.decoder.kind}; use auto or false")
+        if self.skips:
             last = decoder_layers(model)[-1]
-            self.skips = rotary is not None and skip_unlabelled(last, self.decoder.windows[-1], rotary)
-            if skip_last_layer is True and not self.skips:
-                raise UserError(f"model.skip_last_layer=true: not proven for {type(model).__name__}; use auto or false")
-        self._check_head()
+            last.forward = cast(Any, skipping(last, self.decoder))
 
     @property
     def device(self) -> torch.device:
@@ -251,34 +255,3 @@ class RowModel(nn.Module):
         with torch.no_grad():
             scores = objective.scores(hidden, self.head(), rows)
         return scores if batch.whole is None else batch.whole(scores)
-
-    @torch.no_grad()
-    def _check_head(self) -> None:
-        """The head we apply to hidden states must be the model's own (no scaling or extra layer in between)."""
-        head = self.head()
-        if head.weight.device.type == "meta":
-            return
-        hidden = torch.randn((1, 2, head.weight.shape[1]), generator=torch.Generator().manual_seed(0))
-        hidden = hidden.to(head.weight.device, head.weight.dtype)
-        caught: list[Tensor] = []
-
-        def substitute(module: nn.Module, arguments: Any, output: Any) -> Any:
-            output.last_hidden_state = hidden
-            caught.append(hidden)
-            return output
-
-        handle = self.model.base_model.register_forward_hook(substitute)
-        try:
-            from unmask.attention import FULL
-
-            token = torch.zeros((1, 2), dtype=torch.long, device=hidden.device)
-            logits = self.model(input_ids=token, plan=FULL, use_cache=False).logits
-        finally:
-            handle.remove()
-        ours = nn.functional.linear(hidden, head.weight, head.bias)
-        if head.softcap is not None:
-            ours = head.softcap * torch.tanh(ours / head.softcap)
-        if not caught or not torch.allclose(ours.float(), logits.float(), rtol=1e-2, atol=1e-3):
-            raise UserError(
-                f"{type(self.model).__name__} does not apply its head as a plain projection: unmask cannot train it"
-            )

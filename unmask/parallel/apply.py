@@ -17,7 +17,7 @@ from unmask.blocks.axis import BlockAxis, Layers
 from unmask.config import ParallelConfig
 from unmask.models import RowModel, nf4
 from unmask.models.decoder import decoder_layers
-from unmask.parallel import expert, pipeline, stages, tensor
+from unmask.parallel import expert, pipeline, tensor
 from unmask.parallel.mesh import Mesh
 from unmask.parallel.pipeline import Pipeline
 from unmask.parallel.replicas import Sums, summed
@@ -82,7 +82,7 @@ def check(parallel: ParallelConfig, row_model: RowModel) -> None:
     """UserError for a model that `parallel` would divide wrongly; needs no processes."""
     nf4.check_divisible(row_model.model, parallel.shards)
     if parallel.pipeline_stages > 1:
-        pipeline.check(row_model, stages.even(parallel, len(row_model.decoder.layers)))
+        pipeline.check(row_model.model)
 
 
 def rank_speeds(mesh: Mesh, config: ParallelConfig) -> np.ndarray | None:

@@ -34,7 +34,7 @@ from torch.distributed.pipelining import (
 from unmask.blocks.exchange import Traffic
 from unmask.errors import UserError
 from unmask.models.decoder import decoder_layers
-from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
+from unmask.models.prove import BUILT_DIFFERENTLY, close, miniature, trial_rows
 from unmask.models.row_model import RowBatch, RowModel
 from unmask.parallel.mesh import Mesh
 from unmask.parallel.stages import Event, Layout
@@ -96,28 +96,22 @@ def _norm(base: nn.Module) -> nn.Module | None:
 
 
 @torch.no_grad()
-def check(row_model: RowModel, layout: Layout) -> None:
-    """UserError unless the stages, one after the other, give the model's own hidden states for a trial pack."""
-    training = row_model.training
-    row_model.eval()
-    batch = row_model.collate(trial_rows())
-    whole, hidden = row_model.hidden(batch), None
+def check(model: Any) -> None:
+    """UserError unless the layers of a model's miniature, each a stage, give its hidden states one after the other."""
+    trial = RowModel(miniature(model)).eval()
+    batch, hidden = trial.collate(trial_rows()), None
+    last = len(trial.decoder.layers) - 1
     try:
-        for stage in range(layout.stages):
-            last = stage == layout.stages - 1
-            part = stage_of(row_model, layout.span(stage), stage == 0, last)
-            part.eval()
-            hidden = part.hidden(batch, hidden) if last else part.decoded(batch, hidden)
-        proven = close(cast(Tensor, hidden), whole)
+        for number in range(last):
+            hidden = stage_of(trial, range(number, number + 1), number == 0, False).decoded(batch, hidden)
+        hidden = stage_of(trial, range(last, last + 1), not last, True).hidden(batch, hidden)
+        proven = close(hidden, trial.hidden(batch))
     except BUILT_DIFFERENTLY:
         proven = False
-    finally:
-        row_model.train(training)
     if not proven:
-        kind = type(row_model.model).__name__
         raise UserError(
-            f"parallel.pipeline_stages: {kind} computes something else when its layers run one stage after the other, "
-            f"so unmask does not divide it; set it to 1"
+            f"parallel.pipeline_stages: {trial.decoder.kind} computes something else when its layers run one stage "
+            f"after the other, so unmask does not divide it; set it to 1"
         )
 
 

@@ -14,7 +14,7 @@ attention never sees.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from unmask.errors import UserError
 from unmask.kernels import VocabularyShard
 from unmask.models import RowModel
 from unmask.models.decoder import spec_of
-from unmask.models.rotary_attention import BUILT_DIFFERENTLY, close, trial_rows
+from unmask.models.prove import BUILT_DIFFERENTLY, close, miniature, trial_rows
 from unmask.models.tensor_plan import TensorPlan
 from unmask.parallel.mesh import part_of
 
@@ -159,35 +159,28 @@ class Across:
 def divide(row_model: RowModel, axis: TensorAxis) -> None:
     """Divide the row model over the axis, in place: every parameter becomes a DTensor.
 
-    UserError where the divided decoder does not give what it gave before.
+    UserError where its miniature, divided, does not give what it gave before.
     """
-    before = _trial(row_model)
-    base = row_model.model.base_model
-    if hasattr(base, "across"):
-        base.across = Across(axis)
-    _divide(row_model, axis)
-    try:
-        proven = close(_trial(row_model), before)
-    except BUILT_DIFFERENTLY:
-        proven = False
+    trial = RowModel(miniature(row_model.model, axis.size)).eval()
+    with torch.no_grad():
+        batch = trial.collate(trial_rows())
+        before = trial.hidden(batch)
+        _divide(trial, replace(axis, traffic=Traffic()))
+        try:
+            proven = close(trial.hidden(batch), before)
+        except BUILT_DIFFERENTLY:
+            proven = False
     if not proven:
-        kind = type(row_model.model).__name__
+        kind = row_model.decoder.kind
         raise UserError(_refused(f"{kind} computes something else when it is divided by transformers' plan"))
-
-
-@torch.no_grad()
-def _trial(row_model: RowModel) -> Tensor:
-    """Hidden states of the labelled rows of a small pack."""
-    training = row_model.training
-    row_model.eval()
-    hidden = row_model.hidden(row_model.collate(trial_rows()))
-    row_model.train(training)
-    return hidden
+    _divide(row_model, axis)
 
 
 def _divide(row_model: RowModel, axis: TensorAxis) -> None:
     model = row_model.model
     plan, base = plan_of(model), model.base_model
+    if hasattr(base, "across"):
+        base.across = Across(axis)
     embedding = model.get_input_embeddings()
     dims = divided_dims(model)
     summands = {base.get_submodule(name) for name in plan.rows}

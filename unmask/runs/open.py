@@ -17,6 +17,7 @@ from unmask.models.families import Family
 from unmask.models.families.transformers import empty_model
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
+from unmask.models.prove import proofs_of
 from unmask.models.trained import also, objective_of, said
 from unmask.objectives import Objective, described, rebuild
 from unmask.runs.distcp import load_average, load_weights
@@ -130,7 +131,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     model.to(device, getattr(torch, dtype) if dtype else None).eval()
     adapt(model)
     if config.model.fused:
-        fuse(model)
+        fuse(model, proofs_of(model))
     has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
     tokenizer = open_tokenizer(folder / "hf") if has_tokenizer else None
     mask = getattr(model.config, "mask_token_id", None)
