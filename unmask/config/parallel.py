@@ -12,41 +12,41 @@ from unmask.config.section import Section
 class ParallelConfig(Section):
     """Sizes of the mesh axes; their product must be the number of processes."""
 
-    #: Copies of the model that share a batch.
+    #: Data-parallel replicas of the model, each with its own micro-batches of a batch.
     data_parallel_size: int = Field(default=1, ge=1)
-    #: Ranks that a copy is divided over by FSDP2; each takes micro-batches of its own. Blocks' ranks divide it further.
+    #: Ranks over which FSDP2 shards a replica; each has its own micro-batches. Block-parallel ranks shard it further.
     shard_size: int = Field(default=1, ge=1)
-    #: What is divided (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3, in a pipeline 1.
+    #: What is sharded (ZeRO): 1 optimiser state, 2 also gradients, 3 also parameters. Empty: 3, in a pipeline 1.
     zero: Literal[1, 2, 3] | None = None
-    #: Layers whose parameters are gathered ahead of the one that runs; 0: when torch does so by itself.
+    #: Layers whose parameters are gathered ahead of the one that runs; 0: torch's default.
     prefetch: int = Field(default=0, ge=0)
-    #: Divided parameters, gradients and optimiser state are kept in the CPU's memory, and updated there.
+    #: Keep sharded parameters, gradients and optimiser state in CPU memory, and update them there.
     offload: bool = False
-    #: Ranks that share a pack: see `placement` and `exchange`.
+    #: Ranks that split a packed sequence (context parallelism): see `placement` and `exchange`.
     block_parallel_size: int = Field(default=1, ge=1)
-    #: Ranks that every layer is divided over (tensor and sequence parallelism); innermost, so neighbours.
+    #: Ranks that split every layer (tensor and sequence parallelism); the innermost axis, so neighbours.
     model_parallel_size: int = Field(default=1, ge=1)
-    #: Ranks that the experts of every layer are divided over; they are among those of copies, shards and blocks.
+    #: Ranks that divide the experts of every layer; they are some of the ranks of replicas, shards and blocks.
     expert_parallel_size: int = Field(default=1, ge=1)
-    #: Ranks that the layers are dealt out to, first layers first (pipeline parallelism); outermost.
+    #: Pipeline stages: ranks to which the layers are assigned in order (pipeline parallelism); the outermost axis.
     pipeline_stages: int = Field(default=1, ge=1)
-    #: In which order a pipeline's ranks compute micro-batches: gpipe, 1f1b, interleaved, or zbv (zero bubble, ZB-V).
+    #: Order in which a pipeline's ranks compute micro-batches: gpipe, 1f1b, interleaved, or zbv (zero bubble, ZB-V).
     schedule: Literal["gpipe", "1f1b", "interleaved", "zbv"] = "1f1b"
-    #: interleaved: stages of a rank; empty: 2.
+    #: interleaved: stages per rank; empty: 2.
     virtual_stages: int | None = Field(default=None, ge=2)
-    #: Layers of every stage; empty: so that the slowest stage takes least, by times measured at the start.
+    #: Layers of each stage; empty: balanced, so that the slowest stage is fastest, by times measured at the start.
     stage_layers: list[Annotated[int, Field(gt=0)]] | None = None
-    #: Chooses training.micro_batch: the largest for which ranks idle at most this share of their work; empty: as given.
+    #: Choose training.micro_batch: the largest whose bubble (idle over compute time) is at most this; empty: keep it.
     bubble: float | None = Field(default=None, gt=0)
-    #: Which rank of a pack owns which rows: csbp, context, block, serial; `auto`: least work, then fewest bytes.
+    #: Which rank computes which rows of a pack: csbp, context, block, serial; `auto`: least work, then fewest bytes.
     placement: str = "auto"
-    #: How attention reaches others' keys: gather, ring, needed, query, ulysses, ulysses+ring; `auto`: fewest bytes.
+    #: How attention gets other ranks' keys: gather, ring, needed, query, ulysses, ulysses+ring; `auto`: fewest bytes.
     exchange: str = "auto"
-    #: Neighbouring ranks that a fast network joins, for exchanges of two levels (ulysses+ring).
+    #: Neighbouring ranks on a fast network, for two-level exchanges (ulysses+ring).
     node_size: int | None = Field(default=None, ge=1)
-    #: Relative speeds of a pack's ranks, for placement: a list, `measured` at the start, or `equal`.
+    #: Relative speeds of the ranks of a pack, for placement: a list, `measured` at the start, or `equal`.
     speeds: Literal["equal", "measured"] | list[Annotated[float, Field(gt=0)]] = "equal"
-    #: Seconds without a sign of another rank after which a run stops.
+    #: Seconds without a message from another rank after which a run stops.
     timeout: float = Field(default=600.0, gt=0)
 
     @property

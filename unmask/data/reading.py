@@ -20,13 +20,13 @@ FIELDS = tuple(field for fields in KINDS.values() for field in fields)
 
 
 class Reading(Section):
-    #: Begin documents of text with the tokeniser's beginning token; `auto`: where it does so itself.
+    #: Begin text documents with the tokeniser's beginning token; `auto`: if the tokeniser adds it.
     bos: bool | Literal["auto"] = "auto"
-    #: Close documents made from text with the tokeniser's end token; a chat template closes its own.
+    #: End text documents with the tokeniser's end token (not those that a chat template renders).
     eos: bool = True
-    #: Leave bad records out and count them.
+    #: Leave malformed records out and count them.
     skip_bad: bool = False
-    #: The source's own names: {"text": "content"}. Records are then of the kind that has these fields.
+    #: Field names of the source: {"text": "content"}. Records are then of the kind that has these fields.
     fields: dict[str, str] = {}
     #: Which split of a Hugging Face dataset.
     split: str | None = None
@@ -34,11 +34,11 @@ class Reading(Section):
     dtype: Literal["uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64"] | None = None
     #: The id that ends a document in an array of ids; empty: an array (or a row of it) is one document.
     end_id: int | None = Field(default=None, ge=0)
-    #: Which turns of the assistant are learnt from.
+    #: Which assistant messages are supervised.
     supervise: Literal["all", "last"] = "all"
-    #: A file with a chat template, in place of the tokeniser's.
+    #: A file with a chat template to use instead of the tokeniser's.
     chat_template: str | None = None
-    #: Processes that tokenise; 0: this one, with the tokeniser's own threads.
+    #: Processes that tokenise; 0: this one, with the tokeniser's threads.
     workers: int = Field(default=0, ge=0, le=1024)
 
     @field_validator("fields")

@@ -21,7 +21,7 @@ from unmask.objectives.base import Objective
 class Annealed(Objective):
     """An objective with noisy blocks whose attention may be annealed. Evaluation and decoding see whole blocks."""
 
-    #: Steps over which a noisy row comes to see the later rows of its block; below 1, a fraction of all; 0: at once.
+    #: Steps until noisy rows attend to all later rows of their block; below 1, a fraction of all; 0: at once.
     anneal: float = Field(default=0.0, ge=0)
     #: The share of them that it sees now.
     ahead: float = Field(default=1.0, ge=0, le=1, exclude=True)

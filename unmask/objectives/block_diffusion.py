@@ -103,7 +103,7 @@ class BlockDiffusion(Annealed):
         },
     }
 
-    #: Whose recipe: sets the defaults of the other options.
+    #: Published recipe, which sets the defaults of the other options.
     variant: str = "bd3lm"
     #: Tokens in a block, or `full`: one noisy block per document and no clean rows.
     block_size: BlockSize = 32
@@ -111,9 +111,9 @@ class BlockDiffusion(Annealed):
     block_schedule: tuple[Phase, ...] | None = None
     #: `stratified`: per block, spread over all blocks of the step (BD3LM); `block`: per block; `document`: one for all.
     noise_levels: Literal["stratified", "block", "document"] = "stratified"
-    #: The window (emin, emax) of noise levels; `auto` starts full and moves at every evaluation (BD3LM, see `clip`).
+    #: Window (emin, emax) of noise levels; `auto`: adapted at every evaluation (BD3LM, see `clip`).
     clip: Annotated[Literal["auto"] | tuple[float, float], BeforeValidator(_window)] = FULL
-    #: The window that `clip: auto` has come to; a run fills it in (given, it is where the run starts).
+    #: The current window of `clip: auto`, set by the run; a value given here is where the run starts.
     window: Window | None = None
     #: How the probability of a mask follows from the noise level.
     schedule: Schedule = "linear"
@@ -121,11 +121,11 @@ class BlockDiffusion(Annealed):
     weight: Literal["inverse", "bd3lm", "flat"] = "bd3lm"
     #: Added to the inverse weight's denominator (dllm: 1e-6).
     weight_offset: float = Field(default=0.0, ge=0)
-    #: See `denominators` for whose each is.
+    #: What the loss is divided by, see `denominators`.
     denominator: Denominator = "supervised"
     #: The mask token's logit is -inf in the loss (SUBS: MDLM, BD3LM).
     exclude_mask: bool = True
-    #: A draw that would mask nothing in a document masks the token of the smallest random number (SDAR redraws).
+    #: If a draw masks nothing in a document, mask the token with the smallest random number (SDAR draws again).
     at_least_one: bool = False
     #: Draw a block again while its masked fraction lies outside the window (BD3LM's `resample`).
     redraw: bool = False
@@ -137,7 +137,7 @@ class BlockDiffusion(Annealed):
     noisy_loss: float = Field(default=1.0, gt=0)
     #: Weight of the autoregressive loss on causal clean rows; 0: they are context only (Nemotron: 1).
     clean_loss: float = Field(default=0.0, ge=0)
-    #: Weight of the entropy of masked tokens that are predicted right already (LLaDA2's confidence term).
+    #: Weight of the entropy of masked tokens that are already predicted correctly (LLaDA2's confidence term).
     confidence: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")

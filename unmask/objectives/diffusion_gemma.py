@@ -75,15 +75,15 @@ class DiffusionGemma(Objective):
 
     #: Tokens in a canvas; empty: the model's.
     block_size: int | None = Field(default=None, ge=1)
-    #: `stratified`: one level per canvas, spread over all canvases of the step; `canvas`: each drawn for itself.
+    #: `stratified`: one per canvas, spread over all canvases of the step; `canvas`: one per canvas, independent.
     noise_levels: Literal["stratified", "canvas"] = "stratified"
     #: The lowest noise level.
     eps: float = Field(default=1e-3, ge=0, lt=1)
-    #: Probability that a document's canvases learn what a first pass predicts; 0: there is no first pass.
+    #: Probability that a document's canvases are conditioned on the predictions of a first pass; 0: no first pass.
     self_conditioning: float = Field(default=0.5, ge=0, le=1)
-    #: Of the encoder's next-token loss; 0: the clean stream is context only.
+    #: Weight of the encoder's next-token loss; 0: the clean stream is context only.
     encoder_weight: float = Field(default=1.0, ge=0)
-    #: Which next tokens the encoder's loss takes: all of a document, as published, or the supervised ones.
+    #: Labels of the encoder's loss: all tokens of a document, as published, or the supervised ones.
     encoder_targets: Literal["all", "supervised"] = "all"
     #: What the last canvas of a response is filled with: end tokens, or nothing (then it is shorter).
     fill: Literal["end", "none"] = "end"

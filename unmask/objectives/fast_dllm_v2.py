@@ -34,7 +34,7 @@ class FastDLLMv2(Annealed):
     block_size: int = Field(default=32, ge=1)
     #: The lowest mask probability.
     eps: float = Field(default=1e-3, ge=0, lt=1)
-    #: `block`: p drawn for every block by itself (theirs); `stratified`: spread over all blocks of the step.
+    #: `block`: one per block, independent (as published); `stratified`: spread over all blocks of the step.
     noise_levels: Literal["block", "stratified"] = "block"
 
     @property

@@ -57,9 +57,9 @@ class MDLM(Annealed):
         "diffullama": {"noise_levels": "uniform", "denominator": "masked", "shift": True, "exclude_mask": False},
     }
 
-    #: Whose recipe: sets the defaults of the other options.
+    #: Published recipe, which sets the defaults of the other options.
     variant: str = "mdlm"
-    #: `uniform`: t drawn for every document by itself (LLaDA, Dream); `antithetic`: spread over the step's (MDLM).
+    #: `uniform`: one per document, independent (LLaDA, Dream); `antithetic`: spread over those of the step (MDLM).
     noise_levels: Literal["uniform", "antithetic"] = "antithetic"
     #: The lowest noise level.
     eps: float = Field(default=1e-3, ge=0, lt=1)
@@ -69,11 +69,11 @@ class MDLM(Annealed):
     weight: Literal["inverse", "flat", "cart"] = "inverse"
     #: Added to the inverse weight's denominator (dllm: 1e-6).
     weight_offset: float = Field(default=0.0, ge=0)
-    #: Parameter of `cart`'s geometric.
+    #: Parameter of the geometric distribution of `cart`.
     cart_q: float = Field(default=0.8, gt=0, lt=1)
-    #: See `denominators` for whose each is.
+    #: What the loss is divided by, see `denominators`.
     denominator: Denominator = "tokens"
-    #: Row i - 1 predicts token i (Dream, DiffuLLaMA); position 0 is then never scored.
+    #: Row i - 1 predicts token i (Dream, DiffuLLaMA); position 0 then has no loss.
     shift: bool = False
     #: The mask token's logit is -inf in the loss (MDLM's SUBS).
     exclude_mask: bool = True

@@ -36,52 +36,52 @@ class Options(Section):
     #: Tokens to generate, or the size of the hole to fill.
     length: int = Field(default=128, ge=1)
     #: Published decoding, whose options become the defaults: llada, dream, dream_chat, fast_dllm, fast_dllm_v2, sdar or
-    #: llada2; none: not even the one of the model's family.
+    #: llada2; none: not even that of the model's family.
     preset: str | None = None
-    #: How the model was trained, where its folder does not tell: an objective's name, with its options after commas
-    #: (`mdlm,shift=true`); of one in blocks, `block_size` may give their size.
+    #: How the model was trained, if its folder does not record it: an objective's name, with its options after commas
+    #: (`mdlm,shift=true`); for objectives with blocks, `block_size` may give their size.
     objective: str | None = None
-    #: The model's mask token, where its folder does not say.
+    #: The model's mask token, if its folder does not record it.
     mask_token_id: int | None = Field(default=None, ge=0)
-    #: Sampler by name; empty: the one of the decoding kind the model was trained for.
+    #: Sampler; empty: the one for which the model was trained.
     method: str | None = None
-    #: Tokens denoised together; empty: the model's block size, or (`full`) everything at once.
+    #: Tokens denoised together; empty: the model's block size, or for `full` everything at once.
     block_size: int | None = Field(default=None, ge=1)
-    #: Which masks are committed at a step: low_confidence, threshold, dynamic, entropy, low_entropy, margin or random.
+    #: Which tokens are committed at a step: low_confidence, threshold, dynamic, entropy, low_entropy, margin or random.
     strategy: str = "threshold"
-    #: Of `threshold`: commit every token whose probability exceeds this, always at least one; 1 turns it off.
+    #: For `threshold`: commit every token whose probability exceeds this, always at least one; 1 turns it off.
     threshold: float = Field(default=0.9, ge=0, le=1)
-    #: Of `dynamic`: commit the n most confident tokens, the largest n with (n + 1)(1 - confidence of the n-th) below.
+    #: For `dynamic`: commit the n most confident tokens, n the largest with (n + 1)(1 - confidence of the n-th) less.
     factor: float = Field(default=1.0, gt=0)
-    #: Of `entropy`: commit the largest set whose entropies (nats), the largest left out, add up to at most this.
+    #: For `entropy`: commit the largest set whose entropies (nats), without the largest one, sum to at most this.
     gamma: float = Field(default=0.1, ge=0)
-    #: Of `block`: fill a block from left to right, so many tokens at a time; empty: all at once.
+    #: For `block`: fill a block from left to right, this many tokens at a time; empty: all at once.
     sub_block_size: int | None = Field(default=None, ge=1)
-    #: Tokens committed at a step (`steps` of them): even, of what is open (LLaDA); fixed, of the block (SDAR);
-    #: timesteps, floor(open (1 - s/t)) (Dream); independent, each open one with probability 1 - s/t (Dream's origin).
+    #: Tokens committed at a step: even, masked / remaining steps (LLaDA); fixed, block size / steps (SDAR);
+    #: timesteps, floor(masked (1 - s/t)) (Dream); independent, each with probability 1 - s/t (Dream's origin).
     schedule: Literal["even", "fixed", "timesteps", "independent"] = "even"
-    #: Denoising steps per block: at least masks / steps tokens are committed in each; empty: at least one token. Of
-    #: canvases (DiffusionGemma) at most so many; empty: as generation_config.json says, else 48.
+    #: Denoising steps per block: each commits at least masks / steps tokens; empty: at least one token. For
+    #: canvases (DiffusionGemma) the maximum; empty: that of generation_config.json, else 48.
     steps: int | None = Field(default=None, ge=1)
     #: 0 takes the most probable token.
     temperature: float = Field(default=0.0, ge=0)
     #: Draw from the smallest set of tokens with this much probability.
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: Draw from so many of the most probable tokens, of those that top_p leaves; empty: from all of them.
+    #: Draw from this many of the most probable tokens, after top_p; empty: from all of them.
     top_k: int | None = Field(default=None, ge=1)
-    #: Confidences are probabilities under what is drawn from, after temperature, top_p and top_k, and not the model's.
+    #: Confidences are probabilities after temperature, top_p and top_k; otherwise those of the model.
     tempered: bool = False
-    #: Of `low_confidence`, `low_entropy`, `margin`: draw what is committed, by softmax(score / alg_temp); 0: the best.
+    #: For `low_confidence`, `low_entropy`, `margin`: draw committed tokens from softmax(score / alg_temp); 0: the best.
     alg_temp: float = Field(default=0.0, ge=0)
-    #: Of whole-sequence models: classifier-free guidance w, logits u + (w + 1)(c - u), u with the prompt masked.
+    #: For full-sequence models: classifier-free guidance w, logits u + (w + 1)(c - u), u with the prompt masked.
     guidance: float = Field(default=0.0, ge=0)
-    #: Of every random draw; sample n of a prompt has the seed seed + n.
+    #: Random seed; sample n of a prompt has the seed seed + n.
     seed: int = Field(default=0, ge=0, lt=2**63)
-    #: Samples of every prompt.
+    #: Samples per prompt.
     num_samples: int = Field(default=1, ge=1)
     #: Texts that go through the model together.
     batch_size: int = Field(default=16, ge=1)
-    #: Keep the keys and values of finished blocks; false computes them again at every step, for comparison.
+    #: Keep the keys and values of finished blocks; false: recompute them at every step, for comparison.
     cache: bool = True
 
     @model_validator(mode="wrap")

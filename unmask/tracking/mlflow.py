@@ -23,9 +23,9 @@ METRICS, PARAMETERS, LONGEST = 1000, 100, 6000
 class Options(Section):
     #: Tracking URI, such as http://host:5000 or sqlite:///runs/mlflow.db; empty: `mlflow.db` in the run's folder.
     uri: str | None = None
-    #: Where runs are put together.
+    #: Experiment that groups runs.
     experiment: str = "unmask"
-    #: Of the run; empty: the name of its folder.
+    #: Name of the run; empty: the name of its folder.
     name: str | None = None
 
 

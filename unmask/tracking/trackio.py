@@ -16,9 +16,9 @@ from unmask.tracking.following import PREFIX, Following, identity
 
 
 class Options(Section):
-    #: Where runs are put together; one database each.
+    #: Project that groups runs; one database each.
     project: str = "unmask"
-    #: Of the run, with a part added that tells it from others; empty: the name of its folder.
+    #: Name of the run, with a unique suffix; empty: the name of its folder.
     name: str | None = None
     #: Groups runs in the interface.
     group: str | None = None

@@ -15,9 +15,9 @@ from unmask.tracking.following import Following, identity
 
 
 class Options(Section):
-    #: Where runs are put together.
+    #: Project that groups runs.
     project: str = "unmask"
-    #: Of the run; empty: the name of its folder.
+    #: Name of the run; empty: the name of its folder.
     name: str | None = None
     #: User or team; empty: the account's own.
     entity: str | None = None
