@@ -1,14 +1,21 @@
-"""Small files of ours and of others: JSON that is read, text that is written whole or not at all."""
+"""Files of ours and of others: JSON that is read, files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.parsing import json_value
+from unmask.parsing import check_characters, json_value
 
+#: What some editors begin a UTF-8 file with.
+BOM = b"\xef\xbb\xbf"
 #: Levels of lists and objects in a JSON file; deeper ones exhaust the stack of whoever walks through them.
 DEPTH = 64
 
@@ -43,14 +50,78 @@ def read_json(path: Path, hint: str = "") -> dict[str, Any]:
     return found
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file beside `path` and rename it, so that whoever reads `path` finds the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """("file:line", text) of every line of a UTF-8 file that is not blank; UserError where one cannot be read."""
     try:
-        temporary.write_text(text, encoding="utf-8")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    for number, line in enumerate(content.removeprefix(BOM).split(b"\n"), start=1):
+        try:
+            text = line.removesuffix(b"\r").decode()
+        except UnicodeDecodeError:
+            raise UserError(f"{path}:{number}: not UTF-8 text") from None
+        if text.strip():
+            yield f"{path}:{number}", text
+
+
+def json_line(text: str, where: str) -> Any:
+    """The value of a line of JSONL; UserError, which says where, for a line that is none."""
+    try:
+        value = json_value(text)
+        check_characters(json.dumps(value, ensure_ascii=False))
+    except ValueError as error:
+        raise UserError(f"{where}: not valid JSON ({error}); a record is one object on one line") from None
+    return value
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` to write to, which becomes `path` at the end: a reader finds the old or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that appears whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A new folder of the same name to write into, hidden beside `target`, and to move from once it is complete.
+
+    What is left in it at the end is removed, and so are folders that were made for it and are empty.
+    """
+    target = target.absolute()
+    hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    made = [parent for parent in (target, *target.parents) if not parent.exists()]
+    try:
+        (hidden / target.name).mkdir(parents=True)
+        yield hidden / target.name
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+
+
+def replace_folder(folder: Path, target: Path) -> None:
+    """Move a staged folder to `target`, in place of what is there; where that fails, it is there again."""
+    replaced = folder.with_name(f"{folder.name}.replaced")
+    if target.exists():
+        target.rename(replaced)
+    try:
+        folder.rename(target)
+    finally:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
 
 
 def set_aside(path: Path) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
@@ -28,6 +26,7 @@ from unmask.data.storage import Storage, Tally, store
 from unmask.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from unmask.data.workers import ordered
 from unmask.errors import UserError, as_path, disk_refusal
+from unmask.files import replace_folder, staged
 
 Report = Callable[[int, int, int], None]
 
@@ -232,28 +231,15 @@ def _refuse_output(target: Path, force: bool) -> None:
 
 @contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
-    """A folder beside the target to write into: moved into its place at the end, removed on any failure."""
-    target = target.absolute()
-    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    replaced = folder.with_suffix(".replaced")
+    """A folder to write into that takes its place at the end; UserError for what the disk refuses."""
+    target, folder = target.absolute(), None
     try:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror}") from None
-        yield folder
-        if target.exists():
-            target.rename(replaced)
-        folder.rename(target)
+        with staged(target) as folder:
+            yield folder
+            replace_folder(folder, target)
     except OSError as error:
-        raise UserError(
-            f"{target}: cannot be written: {error.strerror or error}; nothing is left there of it"
-        ) from None
-    finally:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        for left in (folder, replaced):
-            shutil.rmtree(left, ignore_errors=True)
+        end = "" if folder is None else "; nothing is left there of it"
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}{end}") from None
 
 
 def _files(folder: Path) -> dict[str, File]:

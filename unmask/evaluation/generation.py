@@ -7,7 +7,6 @@ around it; "contains" what it should hold, else the response. Records with neith
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from unmask.data.chat import rendered, unwritten
 from unmask.errors import UserError
-from unmask.parsing import check_characters, json_value
+from unmask.files import json_line, read_lines
 from unmask.sampling import opening
 from unmask.sampling.api import Sample, result
 from unmask.sampling.chat import Conversation, encoded, end_answers
@@ -135,23 +134,13 @@ def _rate(answers: Sequence[bool | None]) -> dict[str, Any] | None:
 
 def read(path: Path) -> list[Question]:
     """The records of a JSONL file; UserError, with the line, for one that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    found = [_question(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [_question(json_line(text, where), where) for where, text in read_lines(path)]
     if not found:
         raise UserError(f'{path}: holds no record, such as {{"prompt": "2 + 2 =", "response": "4"}}')
     return found
 
 
-def _question(line: str, where: str) -> Question:
-    try:
-        check_characters(line)
-        record = json_value(line)
-        check_characters(json.dumps(record, ensure_ascii=False))
-    except ValueError as error:
-        raise UserError(f"{where}: not valid JSON ({error}); a record is one object on one line") from None
+def _question(record: Any, where: str) -> Question:
     if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
         raise UserError(f'{where}: a record is an object with either "prompt" or "messages"')
     responses, contains = (_texts(record, name, where) for name in ("response", "contains"))

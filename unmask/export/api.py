@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError, as_path, disk_refusal
+from unmask.files import staged
 from unmask.hf import read_config
 from unmask.models.families import origin_of
 from unmask.objectives import Objective
@@ -70,8 +70,8 @@ def export(
     own = "family" if origin_of(opened.model) else "hf"
     write = formats[format or (own if opened.settings is None else "peft")]
     try:
-        with filled(folder) as staged:
-            write(opened, staged)
+        with filled(folder) as new:
+            write(opened, new)
     except Exception as error:
         if refusal := disk_refusal(error):
             raise UserError(f"{folder}: cannot be written: {refusal}; make room, or name another folder") from error
@@ -118,25 +118,16 @@ def _readable(folder: Path) -> None:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[Path]:
-    """A folder of the same name to write into, beside `folder`, whose files move there once they are complete."""
-    hidden = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    staged = hidden / folder.name
-    made = [parent for parent in (folder.absolute(), *folder.absolute().parents) if not parent.exists()]
-    try:
-        staged.mkdir(parents=True)
-        yield staged
-        _readable(staged)
+    """A folder of the same name to write into, whose files move to `folder` once they are complete."""
+    with staged(folder) as new:
+        yield new
+        _readable(new)
         if not folder.exists():
-            staged.rename(folder)
+            new.rename(folder)
             return
-        for old in _outdated(folder, {path.name for path in staged.iterdir()}):
+        for old in _outdated(folder, {path.name for path in new.iterdir()}):
             old.unlink()
-        for path in sorted(staged.iterdir()):
+        for path in sorted(new.iterdir()):
             if (folder / path.name).is_dir():
                 shutil.rmtree(folder / path.name)
             path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-        for parent in made:
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()

@@ -25,6 +25,7 @@ from unmask.engine.ema import Ema
 from unmask.engine.masters import MASTER
 from unmask.engine.optimizers import FIXED, SETTINGS
 from unmask.errors import UserError, disk_refusal
+from unmask.files import replacing
 from unmask.parallel.mesh import Mesh
 from unmask.runs import distcp
 from unmask.runs import folder as layout
@@ -277,10 +278,8 @@ class Checkpoints:
         if target is None or not target.is_dir():
             link.unlink(missing_ok=True)
             return
-        temporary = self.run / f".{layout.BEST}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target.name)
-        os.replace(temporary, link)
+        with replacing(link) as temporary:
+            temporary.symlink_to(target.name)
 
 
 def _remove(folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.parsing import check_characters, json_value
+from unmask.files import json_line, read_lines
 from unmask.sampling.canvas import Fill
 from unmask.sampling.session import Given, Prompt
 
@@ -81,33 +81,14 @@ def read(path: Path, suffix: str | None = None) -> list[Asked]:
     A record is {"prompt"[, "suffix"]}, {"prompt_ids"[, "suffix_ids"]} or {"fill"}; other fields are ignored. suffix:
     of the prompts that have none.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    found = list(_records(path, content, suffix))
+    records = path.suffix.lower() in JSONL
+    found = [
+        _record(json_line(text, where), where, suffix) if records else Asked(text, suffix, where)
+        for where, text in read_lines(path)
+    ]
     if not found:
         raise UserError(f"{path}: holds no prompt; write one a line, or a JSON record a line")
     return found
-
-
-def _records(path: Path, content: bytes, suffix: str | None) -> Iterator[Asked]:
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        where = f"{path}:{number}"
-        try:
-            text = line.removesuffix(b"\r").decode()
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: not UTF-8 text") from None
-        if not text.strip():
-            continue
-        if path.suffix.lower() not in JSONL:
-            yield Asked(text, suffix, where)
-            continue
-        try:
-            record = json_value(text)
-        except ValueError as error:
-            raise UserError(f"{where}: not valid JSON ({error}); a record is one object on one line") from None
-        yield _record(record, where, suffix)
 
 
 def _record(record: Any, where: str, suffix: str | None) -> Asked:
@@ -116,8 +97,6 @@ def _record(record: Any, where: str, suffix: str | None) -> Asked:
     given = {name: record[name] for name in FIELDS if record.get(name) is not None}
     for name, value in given.items():
         good = isinstance(value, str) if FIELDS[name] else _are_ids(value)
-        if good and FIELDS[name]:
-            _check(f'{where}: "{name}"', value)
         if not good:
             raise UserError(f'{where}: "{name}" is {"text" if FIELDS[name] else "a list of token ids"}, not {value!r}')
     if len(given.keys() & {"prompt", "prompt_ids", "fill"}) != 1:
@@ -134,13 +113,6 @@ def _record(record: Any, where: str, suffix: str | None) -> Asked:
     if len(given) > 1 and after is None:
         raise UserError(f"{where}: give prompt and suffix both as text or both as ids")
     return Asked(given[kind], suffix if after is None and kind == "prompt" else after, where)
-
-
-def _check(what: str, text: str) -> None:
-    try:
-        check_characters(text)
-    except ValueError as error:
-        raise UserError(f"{what} {error}") from None
 
 
 def _are_ids(value: Any) -> bool:
