@@ -155,7 +155,7 @@ class Rank:
         before = _peak()
         batch = row_model.collate(rows)
         self.runs[name] = lambda: step(batch, rows.count)
-        return {"before": before, "rows": batch.token.shape[1]}
+        return {"before": before, "rows": batch.rows}
 
     def run(self, name: str) -> dict[str, Any]:
         if self.size > 1:

@@ -113,7 +113,7 @@ def test_the_last_layer_skip_changes_nothing(family: str) -> None:
     root = RowModel(model, skip_last_layer=True)
     tolerance = TOLERANCE.get(family, 1e-11)
     for name, (objective, rows) in packs.items():
-        assert root.skips and root.collate(rows).plan.labelled is not None
+        assert root.skips and root.collate(rows).once.plan.labelled is not None
         loss, grads = run(root, objective, rows)
         torch.testing.assert_close(loss, plain[name][0], rtol=tolerance, atol=tolerance)
         same_gradients(grads, plain[name][1], 10 * tolerance)
@@ -198,7 +198,7 @@ def clipped_loss(logits: Tensor, rows: Rows) -> Tensor:
         old, reference = rows.columns["log_probs"][row]
         ratio, advantage = (log_prob - old).exp(), float(rows.columns["advantage"][row])
         bounded = ratio if 0.8 < ratio < 1.2 else ratio.detach().clamp(0.8, 1.2)
-        worse = min((ratio * advantage, bounded * advantage), key=float)
+        worse = torch.minimum(ratio * advantage, bounded * advantage)
         penalty = (reference - log_prob).exp() - (reference - log_prob) - 1
         total = total + rows.weight[row] * (0.1 * penalty - worse)
     return total

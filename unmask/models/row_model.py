@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from unmask.attention import Plan
 from unmask.errors import UserError
-from unmask.models.conditioned import Apart, Before, Kept, Part
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families import family_of_model
 from unmask.models.head import Head
 from unmask.models.last_layer import skipping
+from unmask.models.passes import Pass, apart, run, together
 from unmask.models.prove import proofs_of
 from unmask.objectives import LabelledRows
 from unmask.rows import Rows, Shape, inert, padded
@@ -39,27 +39,28 @@ if TYPE_CHECKING:
 class RowBatch:
     """One pack on the model's device; keep it until backward has ended (it holds the plan).
 
-    token, position int64 [1, N]; labelled int64 [n]; label int64 [n]; weight fp32 [n]; columns, of the labelled rows,
-    [n] or [n, k], reals in weight's dtype; count: see Rows. On several
-    ranks these are the rows that this one holds, which are those numbered `held` (int64 [n]) among the pack's labelled
-    rows, and whole(values [n]) gives the values of all of these. Of a model that conditions its canvases on a first
-    pass: canvas int64 [m], the noisy rows, and signal bool [m], which of them learn its predictions.
+    once: the pass of its rows through the decoder; twice: those of a model that conditions its canvases on predictions
+    (none for others). labelled int64 [n]; label int64 [n]; weight fp32 [n]; columns: of the labelled rows, [n] or
+    [n, k], reals in weight's dtype; count: see Rows. On several ranks these are the rows that this one holds, which are
+    those numbered `held` (int64 [n]) among the pack's labelled rows, and whole(values [n]) gives the values of all.
+    counted: bool [N], the rows that no earlier rank has too, of a pack with something to learn.
     """
 
-    token: Tensor
-    position: Tensor
+    once: Pass
+    twice: tuple[Pass, ...]
     labelled: Tensor
     label: Tensor
     weight: Tensor
     columns: dict[str, Tensor]
     count: float
-    plan: Plan
+    counted: Tensor
     whole: Callable[[Tensor], Tensor] | None = None
     held: np.ndarray | None = None
-    counted: Tensor | None = None
-    canvas: Tensor | None = None
-    signal: Tensor | None = None
-    apart: Apart | None = None
+
+    @property
+    def rows(self) -> int:
+        """N: how many rows run."""
+        return self.once.token.shape[1]
 
 
 def labelled_rows(batch: RowBatch, objective: Objective) -> LabelledRows:
@@ -138,6 +139,7 @@ class RowModel(nn.Module):
     def collate(self, rows: Rows) -> RowBatch:
         """Tensors and the plan of one pack, or of this rank's part of it. Nothing is pruned or padded here."""
         device, vocabulary, windows = self.device, self.decoder.vocabulary, self.decoder.windows
+        conditions = self.decoder.self_conditions
         largest = int(rows.token.max(initial=0))
         if largest >= vocabulary:
             raise UserError(
@@ -163,79 +165,39 @@ class RowModel(nn.Module):
 
         wide = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         columns = ((name, tensor(column[labelled])) for name, column in rows.columns.items())
+        canvas = tensor(np.arange(rows.clean, len(rows))) if conditions else None
+        once = Pass(tensor(rows.token)[None], tensor(rows.position)[None], plan, canvas)
+        twice = apart(rows, planned, device) if self.apart else together(once, rows) if conditions else ()
         return RowBatch(
-            token=tensor(rows.token)[None],
-            position=tensor(rows.position)[None],
+            once=once,
+            twice=twice,
             labelled=tensor(labelled),
             label=tensor(rows.label[labelled]),
             weight=tensor(rows.weight[labelled]).to(wide),
             columns={name: column.to(wide) if column.is_floating_point() else column for name, column in columns},
             count=rows.count,
-            plan=plan,
+            counted=tensor(counted & learns),
             whole=whole,
             held=held,
-            counted=tensor(counted & learns),
-            canvas=tensor(np.arange(rows.clean, len(rows))) if self.decoder.self_conditions else None,
-            signal=tensor(np.flatnonzero(rows.signal[rows.clean :])) if self.decoder.self_conditions else None,
-            apart=Apart.of(rows, planned, device) if self.apart else None,
         )
 
-    def decoded(self, batch: RowBatch, embedded: Tensor | None = None, signal: Tensor | None = None) -> Tensor:
+    def decoded(self, batch: RowBatch, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
         """Final hidden states, [1, N, width], or of the labelled rows only where the plan says so.
 
-        embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings; signal: what
-        `first_pass` gives.
+        embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings; twice: conditioned on
+        what a first pass predicts.
         """
-        start: dict[str, Any] = {"input_ids": batch.token} if embedded is None else {"inputs_embeds": embedded}
-        if self.decoder.self_conditions:
-            start |= {"canvas": batch.canvas, "signal": signal}
-        output = self.model.base_model(**start, position_ids=batch.position, plan=batch.plan, use_cache=False)
-        return output.last_hidden_state
+        passes = batch.twice if twice else (batch.once,)
+        return run(passes, self.model.base_model, self._signal_of, embedded)
 
-    def first_pass(self, batch: RowBatch) -> Tensor:
-        """[1, m, width]: what the canvases' rows with a signal are told of a pass without gradient, 0 for the others.
-
-        All rows run in it, clean ones too, on every rank and for every pack: the ranks' collectives must agree.
-        """
-        assert batch.canvas is not None
-        with torch.no_grad():
-            hidden = self.decoded(batch)[0].index_select(0, batch.canvas)
-        return self._told(batch, hidden)
-
-    def twice(self, batch: RowBatch) -> Tensor:
-        """Final hidden states of the second of two passes, [1, N, width]; see `unmask.models.conditioned`."""
-        apart, canvas = batch.apart, batch.canvas
-        if apart is None or canvas is None:
-            return self.decoded(batch, signal=self.first_pass(batch))
-        kept = Kept(apart.rows)
-        clean = self._run(apart.clean, kept)
-        before = Before(kept)
-        with torch.no_grad():
-            first = self._run(apart.first, before, noisy=True)[0]
-            hidden = first.new_zeros((len(canvas), first.shape[1])).index_copy(0, apart.told, first)
-        noisy = self._run(apart.second, before, noisy=True, signal=self._told(batch, hidden))
-        return torch.cat([clean[:, : apart.rows], noisy], 1)
-
-    def _run(self, part: Part, cache: Any, noisy: bool = False, signal: Tensor | None = None) -> Tensor:
-        """Final hidden states of rows that are all clean, or all of canvases (noisy)."""
-        given: dict[str, Any] = {"input_ids": part.token, "position_ids": part.position, "plan": part.plan}
-        if noisy:
-            given |= {"canvas": torch.arange(part.token.shape[1], device=part.token.device), "signal": signal}
-        return self.model.base_model(**given, cache=cache, use_cache=False).last_hidden_state
-
-    def _told(self, batch: RowBatch, hidden: Tensor) -> Tensor:
-        """The signal [1, m, width] from the canvases' rows after a first pass, [m, width]."""
-        assert batch.signal is not None
-        # Autocast keeps the weights that it has cast, here without a gradient: the second pass would use them.
-        torch.clear_autocast_cache()
+    def _signal_of(self, hidden: Tensor) -> Tensor:
         head = self.head()
-        told = self.model.base_model.signal(hidden.index_select(0, batch.signal), head.weight, head.softcap)
-        return torch.zeros_like(hidden, dtype=told.dtype).index_copy(0, batch.signal, told)[None]
+        return self.model.base_model.signal(hidden, head.weight, head.softcap)
 
     def hidden(self, batch: RowBatch, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
-        """Final hidden states of the labelled rows, [n, width]; twice: after a first pass."""
-        hidden = (self.twice(batch) if twice else self.decoded(batch, embedded))[0]
-        return hidden if batch.plan.labelled is not None else hidden.index_select(0, batch.labelled)
+        """Final hidden states of the labelled rows, [n, width]; see `decoded`."""
+        hidden = self.decoded(batch, embedded, twice)[0]
+        return hidden if batch.once.plan.labelled is not None else hidden.index_select(0, batch.labelled)
 
     def forward(
         self, batch: RowBatch, objective: Objective, per_row: bool = False, embedded: Tensor | None = None
@@ -245,7 +207,7 @@ class RowModel(nn.Module):
         embedded: see `decoded`.
         """
         watching: AbstractContextManager[None] = nullcontext()
-        if self.routing is not None and batch.counted is not None and not per_row:
+        if self.routing is not None and not per_row:
             watching = self.routing.watching(batch.counted, batch.labelled)
         with watching:
             hidden = self.hidden(batch, embedded, objective.second_pass and not per_row)

@@ -159,7 +159,7 @@ class Stage(nn.Module):
 
     def cut(self, batch: RowBatch, *hidden: Tensor) -> Tensor | None:
         """The micro-batch's own rows of a buffer; the first stage has none."""
-        return hidden[0][:, : self.own(batch.token.shape[1])] if hidden else None
+        return hidden[0][:, : self.own(batch.rows)] if hidden else None
 
     def padded(self, hidden: Tensor) -> Tensor:
         return nn.functional.pad(hidden.to(self.wire), (0, 0, 0, self.rows - hidden.shape[1])).contiguous()
@@ -197,7 +197,7 @@ class Watched(PipelineStage):
 
     def _timed(self, kind: str, number: int, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.axis is not None:
-            self.axis.rows = self.work.batches[number].token.shape[1]
+            self.axis.rows = self.work.batches[number].rows
         start = time.perf_counter()
         try:
             return action(number, *args, **kwargs)
@@ -267,7 +267,7 @@ class Pipeline(nn.Module):
         work = self.work
         work.batches, work.objective, work.found, work.events = batches, objective, {}, []
         work.scale = scale or work.scale
-        schedule = self._scheduled(len(batches), max(batch.token.shape[1] for batch in batches))
+        schedule = self._scheduled(len(batches), max(batch.rows for batch in batches))
         start = time.perf_counter()
         number = torch.arange(len(batches))
         try:
@@ -322,9 +322,7 @@ class Pipeline(nn.Module):
         nll = torch.empty(0)
         for number, stage in zip(self.numbers, cast(Any, self.stages), strict=True):
             if number and self.layout.rank_of(number - 1) != self.rank:
-                hidden = torch.empty(
-                    (1, self.own(batch.token.shape[1]), self.width), dtype=self.wire, device=self.mesh.device
-                )
+                hidden = torch.empty((1, self.own(batch.rows), self.width), dtype=self.wire, device=self.mesh.device)
                 dist.recv(hidden, group=self.group, group_src=self.layout.rank_of(number - 1))
             with stage.arithmetic():
                 if stage.last:

@@ -65,7 +65,7 @@ class _Layer(DiffusionGemmaDecoderTextLayer):
 
 
 class _Attention(DiffusionGemmaDecoderTextAttention):
-    """Attention whose `cache` says what becomes of a layer's keys and values: see `unmask.models.conditioned`."""
+    """Attention whose `cache` says what becomes of a layer's keys and values: see `unmask.models.passes`."""
 
     def append_to_cache(self, cache: Any, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [1, kv_heads, rows, head_dim] of the pass -> those that its queries attend."""
