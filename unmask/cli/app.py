@@ -51,10 +51,10 @@ SYNONYMS = {
 }
 
 #: What --ema is for.
-EMA = "Take the averaged weights that training.ema kept."
+EMA = "Use the EMA weights (training.ema)."
 #: What --objective and --mask-token-id are for, where a folder does not say.
-OBJECTIVE = "How the model was trained, where it does not say, such as block_diffusion,block_size=32."
-MASK = "The model's mask token, where it does not say."
+OBJECTIVE = "How the model was trained, if its folder does not record it, such as block_diffusion,block_size=32."
+MASK = "The id of the model's mask token, if its folder does not record it."
 
 #: Options and arguments of several verbs.
 Overrides = Annotated[

@@ -47,7 +47,7 @@ class Evaluate:
 class Measure:
     """How much `eval` measures of what."""
 
-    packs: Annotated[int | None, typer.Option(min=0, help="Packs to evaluate of each set; 0 takes all.")] = None
+    packs: Annotated[int | None, typer.Option(min=0, help="Packs to evaluate of each set; 0: all.")] = None
     pack_tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens in a pack (4096); longer documents are cut.")
     ] = None
@@ -56,13 +56,13 @@ class Measure:
     draws: Annotated[
         int | None, typer.Option(min=1, help="Noise draws per chunk (1), or per answer of tasks (32).")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Of the noise, and of the choice of packs and examples.")] = None
-    levels: Annotated[int | None, typer.Option(min=0, help="Also by noise level, in so many bins.")] = None
-    ar: Annotated[bool, typer.Option("--ar", help="Also the next-token likelihood, under causal attention.")] = False
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise, and of the choice of packs and examples.")] = None
+    levels: Annotated[int | None, typer.Option(min=0, help="Also by noise level, in this many bins.")] = None
+    ar: Annotated[bool, typer.Option("--ar", help="Also the exact causal next-token likelihood.")] = False
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.")] = None
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples before each question of a task.")] = None
-    include_path: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Task files of your own.")] = None
-    apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Ask tasks as in a chat.")] = False
+    include_path: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of your own task files.")] = None
+    apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Use the chat template.")] = False
 
 
 def evaluate(
@@ -71,7 +71,7 @@ def evaluate(
     measure: Measure,
     options: Annotated[
         list[str] | None,
-        typer.Argument(help="Of the sampler: length=64 ...", metavar="option=value", autocompletion=complete.options),
+        typer.Argument(help="Sampler options: length=64 ...", metavar="option=value", autocompletion=complete.options),
     ] = None,
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

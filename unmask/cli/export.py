@@ -28,10 +28,10 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="hf: a transformers folder (adapters merged); family: the layout the model came in; peft: adapters."
+            help="hf: a transformers folder (adapters merged); family: the model's original layout; peft: adapters."
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights, such as bfloat16; as trained by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype, such as bfloat16; default: as trained.")] = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the folder, its files and their sizes.")] = False,
 ) -> None:
@@ -50,8 +50,8 @@ class Convert:
 
     objective: Annotated[str, typer.Option(help="fast_dllm_v2, block_diffusion, i_dlm or nemotron.")] = "fast_dllm_v2"
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 32
-    mask_token: Annotated[str | None, typer.Option(help="A token, known or new, or an id; else chosen.")] = None
-    anneal: Annotated[str | None, typer.Option(help="causal: the attention in blocks; block-size: the blocks.")] = None
+    mask_token: Annotated[str | None, typer.Option(help="An existing or new token, or an id.")] = None
+    anneal: Annotated[str | None, typer.Option(help="causal: attention in blocks; block-size: block sizes.")] = None
 
 
 def convert(

@@ -21,17 +21,17 @@ class Read:
 
     field: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="The source's name for text, messages, ...; may be repeated."),
+        typer.Option(metavar="NAME=COLUMN", help="The source's field for text, messages, ...; may be repeated."),
     ] = None
-    split: Annotated[str | None, typer.Option(help="Of a saved Hugging Face dataset: train, ...")] = None
-    dtype: Annotated[str | None, typer.Option(help="Of the ids in a raw .bin file: uint16, int32, ...")] = None
+    split: Annotated[str | None, typer.Option(help="Split of a saved Hugging Face dataset: train, ...")] = None
+    dtype: Annotated[str | None, typer.Option(help="Type of the ids in a raw .bin file: uint16, int32, ...")] = None
     end_id: Annotated[int | None, typer.Option(help="The id that ends a document in an array of ids.")] = None
-    supervise: Annotated[str, typer.Option(help="Learn from `all` turns of the assistant, or the `last`.")] = "all"
+    supervise: Annotated[str, typer.Option(help="Supervise `all` assistant messages, or the `last`.")] = "all"
     chat_template: Annotated[str | None, typer.Option(help="File with a Jinja chat template.")] = None
     bos: Annotated[
-        bool | None, typer.Option("--bos/--no-bos", help="Begin each document so; by default as the tokeniser does.")
+        bool | None, typer.Option("--bos/--no-bos", help="Add the beginning token; default: as the tokeniser.")
     ] = None
-    eos: Annotated[bool, typer.Option(help="Close each document with the tokeniser's end token.")] = True
+    eos: Annotated[bool, typer.Option(help="End each document with the tokeniser's end token.")] = True
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed records out and count them.")] = False
     workers: Annotated[int, typer.Option(min=0, help="Processes that tokenise; 0: threads of this one.")] = 0
 
@@ -46,10 +46,10 @@ def prepare(
     train_tokenizer: Annotated[
         int | None, typer.Option(metavar="SIZE", help="Train a byte-level BPE of SIZE tokens on the source instead.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the dataset that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing dataset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the dataset's figures as JSON.")] = False,
 ) -> None:
-    """Tokenise text, conversations or ids into a dataset that training reads."""
+    """Tokenise text, conversations or ids into a dataset for training."""
     from unmask.cli.progress import reading
     from unmask.data.prepare import prepare as write
     from unmask.data.prepare import source_tokenizer

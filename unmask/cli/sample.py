@@ -18,9 +18,9 @@ class Texts:
     """What `sample` starts from."""
 
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; may be repeated.")] = None
-    prompts: Annotated[Path | None, typer.Option(help="File of prompts: a line each, or JSONL.")] = None
+    prompts: Annotated[Path | None, typer.Option(help="File of prompts: one per line, or JSONL.")] = None
     fill: Annotated[
-        list[str] | None, typer.Option(metavar='"a [MASK:20] b"', help="Text with holes to fill, of so many tokens.")
+        list[str] | None, typer.Option(metavar='"a [MASK:20] b"', help="Text with holes of so many tokens to fill.")
     ] = None
     suffix: Annotated[str | None, typer.Option(help="Text after the hole: fill `length` tokens before it.")] = None
     prompt_ids: Annotated[list[str] | None, typer.Option(metavar='"1 2 3"', help="A prompt of token ids.")] = None
@@ -45,7 +45,7 @@ class Manner:
     as_: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Decode as published: llada, dream, sdar, ...; or none.")
     ] = None
-    stream: Annotated[bool, typer.Option("--stream", help="Print finished blocks at once, to a pipe too.")] = False
+    stream: Annotated[bool, typer.Option("--stream", help="Print each block as it is finished.")] = False
 
 
 def sample(
@@ -56,7 +56,7 @@ def sample(
     options: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
+            help="Options, such as length=64 temperature=0.8 top_p=0.95 strategy=entropy steps=8 num_samples=4 seed=1.",
             metavar="option=value",
             autocompletion=complete.options,
         ),
@@ -64,7 +64,7 @@ def sample(
     ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
-    """Continue prompts, fill holes, or chat; live in a terminal, the text (or its token ids) on stdout."""
+    """Continue prompts, fill holes, or chat. Prints text (or token ids) to stdout, with a live view in a terminal."""
     source = weights(checkpoint, ema)
     given = {name: value for name, value in vars(texts).items() if value is not None}
     options = [*(options or []), *([f"preset={manner.as_}"] if manner.as_ else [])]

@@ -25,7 +25,7 @@ def compare(
 
 
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="Where runs would be written; its disk is measured.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help="Folder whose disk is measured.")] = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """What this machine can do, what is missing, and whether a training step works on it (exit code 1 if not)."""
@@ -38,9 +38,9 @@ def doctor(
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="The one to print.", autocompletion=complete.recipes)] = None,
+    name: Annotated[str | None, typer.Argument(help="The recipe to print.", autocompletion=complete.recipes)] = None,
     write: Annotated[Path | None, typer.Option(help="Write it to this file instead.", metavar="FILE")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print {name: what it is for}.")] = False,
 ) -> None:
     """Configs of the commonest jobs: list them, or make one yours with `unmask recipes NAME > run.yaml`."""
@@ -66,9 +66,9 @@ def completion(
 
 
 def demo(
-    minutes: Annotated[float, typer.Option(min=0.05, help="Time for the training itself.")] = 6.0,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Minutes of training.")] = 6.0,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("unmask-demo"),
-    seed: Annotated[int, typer.Option(help="Of the weights, the noise and the order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, noise and data order.")] = 0,
     steps: Annotated[int | None, typer.Option(hidden=True)] = None,
     layers: Annotated[int, typer.Option(hidden=True)] = 2,
     files: Annotated[int, typer.Option(hidden=True)] = 0,

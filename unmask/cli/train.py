@@ -24,10 +24,10 @@ class Launch:
 
     nproc: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Processes to start on this machine; auto: one a GPU, else as `parallel` asks."),
+        typer.Option(metavar="N", help="Processes to start on this machine; auto: one per GPU, else `parallel`."),
     ] = None
     restarts: Annotated[
-        int, typer.Option(min=0, help="With --nproc: how often to start again, from the last checkpoint, by itself.")
+        int, typer.Option(min=0, help="With --nproc: how often to restart automatically from the last checkpoint.")
     ] = 0
     restarted: Annotated[str | None, typer.Option(hidden=True)] = None
 
@@ -37,13 +37,13 @@ def train(
     config: Annotated[str | None, typer.Argument(help="YAML file of the run.", metavar="CONFIG")] = None,
     overrides: Overrides = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Do a run again, from what its folder records.")
+        Path | None, typer.Option("--from", metavar="RUN", help="Repeat a run as its folder records it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be trained; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model, or go on with a run that was interrupted."""
+    """Train a model, or resume an interrupted run."""
     from unmask.runs.record import given
 
     settings, repeat = given(config, overrides or [], source, out)
@@ -94,11 +94,11 @@ def inspect(
     config: Annotated[Path, typer.Argument(help="YAML file of the run.", metavar="CONFIG")],
     overrides: Overrides = None,
     placement: Annotated[
-        bool, typer.Option("--placement", help="Which rank owns which rows of the first pack.")
+        bool, typer.Option("--placement", help="Which rank computes which rows of the first pack.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print numbers, for every pack of the first step.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of every pack of the first step.")] = False,
 ) -> None:
-    """Draw what a run would do on several ranks; one process is enough."""
+    """Draw how a run would be divided over ranks; one process is enough."""
     from unmask.config import Config
     from unmask.planning.dry_run import inspect as look
 
