@@ -42,7 +42,8 @@ def unmask(*arguments: Any) -> str:
 
 def corpus(folder: Path, model: Path) -> None:
     """The standard library's files, tokenised as the model does."""
-    from unmask.data import load_tokenizer, prepare, stdlib_files
+    from unmask.data import load_tokenizer, prepare
+    from unmask.demo.corpus import stdlib_files
 
     tokenizer = load_tokenizer(model)
     for name, files in zip(("train", "held-out"), stdlib_files(), strict=True):
@@ -100,7 +101,8 @@ def rows_per_token(model: Path, data: Path, objective: dict[str, Any]) -> float:
 def measure(model: Path, data: Path) -> dict[str, float]:
     """Bound and next-token likelihood, in nats per token, and the share of a hole's tokens that are as they were."""
     from unmask import load, sample
-    from unmask.data import Packs, Sampler, open_dataset, stdlib_files
+    from unmask.data import Packs, Sampler, open_dataset
+    from unmask.demo.corpus import stdlib_files
     from unmask.demo.examples import examples_from
     from unmask.evaluation import bound
     from unmask.models import RowModel

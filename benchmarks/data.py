@@ -32,7 +32,8 @@ PACK = 4096
 
 @cache
 def tokenizer() -> Any:
-    from unmask.data import stdlib_corpus, train_tokenizer
+    from unmask.data import train_tokenizer
+    from unmask.demo.corpus import stdlib_corpus
 
     with TemporaryDirectory() as folder:
         return train_tokenizer(stdlib_corpus()[0], 8192, folder)
@@ -51,7 +52,8 @@ def packs(lengths: Any) -> Any:
 def fill(rounds: int) -> Iterator[Figure]:
     import numpy as np
 
-    from unmask.data import dataset_from, stdlib_corpus
+    from unmask.data import dataset_from
+    from unmask.demo.corpus import stdlib_corpus
 
     drawn = np.random.default_rng(0).lognormal(np.log(600), 1.0, 20_000).astype(int) + 1
     start = time.perf_counter()
@@ -104,7 +106,8 @@ def raw(pipe: Any, saved: str, path: str, part: int) -> None:
 
 
 def tokenising(rounds: int) -> list[Figure]:
-    from unmask.data import prepare, stdlib_corpus
+    from unmask.data import prepare
+    from unmask.demo.corpus import stdlib_corpus
 
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attention.dense import diffusion, random_tensors, softmax_attention
-from unmask.attention import FULL, NAME, Plan, register, tiles
-from unmask.attention.interface import attention_forward
+from tests.attention.dense import diffusion
+from tests.attention.full import FULL
+from unmask.attention import NAME, Plan, register, tiles
 from unmask.engine.activations import apply
 from unmask.rows import Rows
 
@@ -73,22 +73,6 @@ def test_a_forward_without_a_plan_is_an_error() -> None:
         run(model, rows, None)
     with pytest.raises(RuntimeError, match='load the model with attn_implementation="sdpa"'):
         model(input_ids=torch.from_numpy(rows.token)[None])
-
-
-@pytest.mark.parametrize("window", [None, 3])
-def test_full_lets_every_query_see_every_key_given(window: int | None) -> None:
-    """A window keeps the clean keys that the block's first row would see, and the whole block."""
-    queries, keys = 4, 11
-    given = random_tensors(queries, keys, (4, 2))
-    mask = torch.ones((queries, keys), dtype=torch.bool)
-    if window is not None:
-        mask[:, : keys - queries - (window - 1)] = False
-    expected = softmax_attention(*given[:3], mask, 0.4)[0]
-    out, weights = attention_forward(nn.Identity(), *given[:3], None, 0.4, plan=FULL, sliding_window=window)
-    torch.testing.assert_close(out, expected.transpose(1, 2))
-    assert weights is None and repr(FULL) == "FULL"
-    plain = attention_forward(nn.Identity(), *given[:3], None, plan=FULL, sliding_window=window)[0]
-    torch.testing.assert_close(plain, softmax_attention(*given[:3], mask, 8**-0.5)[0].transpose(1, 2))
 
 
 def test_denoising_against_a_cache_equals_the_rows_it_was_trained_on() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from unmask.data import stdlib_files, train_tokenizer
+from unmask.data import train_tokenizer
+from unmask.demo.corpus import stdlib_files
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def stored(kind, folder, **changes):
 
 @pytest.mark.parametrize("kind", ASKING)
 def test_a_pass_in_training_is_one_in_evaluation(kind, tmp_path):
-    from unmask.attention import FULL
+    from tests.attention.full import FULL
 
     model = load(ModelConfig(name=str(stored(kind, tmp_path)), mask_token_id=39)).model
     token = torch.arange(12)[None]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.attention.full import FULL
 from tests.models.families import FAMILIES
 from unmask import Trainer
-from unmask.attention import FULL, NAME
+from unmask.attention import NAME
 from unmask.config import Config, ModelConfig
 from unmask.convert import convert
 from unmask.data import load_tokenizer

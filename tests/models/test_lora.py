@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
+from tests.attention.full import FULL
 from tests.models.diffusion_gemma_config import CONFIG
 from tests.training.tiny import config, documents, losses, stop_at, train, weights
 from unmask import Trainer
-from unmask.attention import FULL
 from unmask.config import AdapterConfig
 from unmask.errors import UserError
 from unmask.export import export

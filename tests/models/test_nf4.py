@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.attention.full import FULL
 from tests.models.test_lora import VARIANTS, loaded
 from tests.training.tiny import MODEL, config, documents, losses, stop_at, train
 from unmask import Trainer
-from unmask.attention import FULL
 from unmask.errors import UserError
 from unmask.export import export
 from unmask.models import RowModel, load, nf4

@@ -6,7 +6,7 @@ hidden = model.model(input_ids=..., position_ids=..., plan=plan, use_cache=False
 """
 
 from unmask.attention.attend import attend
-from unmask.attention.interface import FULL, NAME, register
+from unmask.attention.interface import NAME, register
 from unmask.attention.plan import Pattern, Plan
 
-__all__ = ["FULL", "NAME", "Pattern", "Plan", "attend", "register"]
+__all__ = ["NAME", "Pattern", "Plan", "attend", "register"]

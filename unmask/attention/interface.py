@@ -17,16 +17,6 @@ from unmask.attention.plan import Plan
 NAME = "unmask"
 
 
-class Full:
-    """The plan of a step against a KV cache: every query sees every key it is given."""
-
-    def __repr__(self) -> str:
-        return "FULL"
-
-
-FULL = Full()
-
-
 class MissingPlan(RuntimeError):
     """A layer asked for attention, and no plan had come with the call."""
 
@@ -41,7 +31,7 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, rows, head_dim] -> [1, rows, heads, head_dim], as AttentionInterface functions return it."""
-    plan: Plan | Full | None = kwargs.get("plan")
+    plan = kwargs.get("plan")
     if plan is None:
         raise MissingPlan(
             'attn_implementation="unmask" needs a plan: model(..., plan=Plan.from_rows(rows)); '
@@ -50,20 +40,10 @@ def attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = _one_dtype(query, key, value)
     window = kwargs.get("sliding_window")
-    if isinstance(plan, Full):
-        return _full(query, key, value, scale, window).transpose(1, 2), None
     if isinstance(plan, Plan):
         out, _ = attend(query, key, value, plan.handle(window), scale)
         return out.transpose(1, 2), None
     return plan.attend(module, query, key, value, scale, window)  # a probe: see models.decoder
-
-
-def _full(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """All queries against all keys; a window keeps the clean keys the block's start would see, and the block."""
-    if window is not None:
-        first = max(0, key.shape[2] - query.shape[2] - (window - 1))
-        key, value = key[:, :, first:], value[:, :, first:]
-    return nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

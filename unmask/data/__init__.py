@@ -1,6 +1,5 @@
 """Text, conversations or token ids in; packs of Documents out, in an order that is a function of (seed, step)."""
 
-from unmask.data.corpus import stdlib_corpus, stdlib_files
 from unmask.data.dataset import Dataset, Manifest, open_dataset
 from unmask.data.ends import end_policy
 from unmask.data.mixing import Mixture, Source
@@ -24,7 +23,5 @@ __all__ = [
     "open_dataset",
     "prepare",
     "source_tokenizer",
-    "stdlib_corpus",
-    "stdlib_files",
     "train_tokenizer",
 ]

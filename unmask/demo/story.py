@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from unmask import Config, Trainer
-from unmask.data import Packs, Sampler, load_tokenizer, open_dataset, prepare, stdlib_files, train_tokenizer
+from unmask.data import Packs, Sampler, load_tokenizer, open_dataset, prepare, train_tokenizer
+from unmask.demo.corpus import stdlib_files
 from unmask.demo.counts import cross_entropies
 from unmask.demo.examples import examples_from, show_infilling
 from unmask.demo.settings import FIRST, OPEN, VOCABULARY, Settings, autoregressive, diffusion

@@ -6,7 +6,7 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from unmask.data.corpus import stdlib_corpus, stdlib_files
+from unmask.demo.corpus import stdlib_corpus, stdlib_files
 
 
 def test_the_split_is_disjoint_and_follows_the_names() -> None:
