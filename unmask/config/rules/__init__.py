@@ -1,8 +1,9 @@
 """Which settings go together: one table, asked before a run starts, by its launcher, and for a mesh alone.
 
-A rule is broken where all of its keys are given, that is, differ from their defaults, and its condition holds. What a
-condition asks of are its parameters: sections of the config, and what `Known` has besides; while one of these is not
-known yet the rule is not asked. Options of objectives and of samplers have tables of their own.
+A rule is broken where its settings are given, or have the values that it names, and its condition holds. It asks of
+sections of the config and of what `Known` has besides; while one of these is not known yet the rule is not asked, so
+that a config, or a mesh, can be judged without a model and without processes. Options of objectives and of samplers
+have tables of their own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from itertools import product
 from string import Formatter
 from typing import Any, NamedTuple
 
-from unmask.config import Config, ParallelConfig, Section
+from unmask.config import Config, ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -40,60 +40,65 @@ class Known:
         return sections | {name: value for name, value in vars(self).items() if value is not None}
 
 
+def always() -> bool:
+    return True
+
+
 class Rule(NamedTuple):
-    """keys: with a space between; condition: true, or values for the sentence besides settings, where the rule is
-    broken. In the sentence {section.key} is a value, {section.key=} the key with it."""
+    """keys: of settings that must be given, that is, differ from their defaults, or, as `key=value|value`, have one of
+    these values, and of what else is known and must be true, all for the rule to be broken; condition: what must hold
+    besides, its parameters say what it asks of. Where it returns a mapping, these are values for the sentence, in
+    which {section.key} is the value of a setting, and {section.key=} is with its key.
+    """
 
     keys: str
-    condition: Callable[..., Any]
     sentence: str
+    condition: Callable[..., Any] = always
 
     def broken(self, facts: Mapping[str, Any]) -> str | None:
         """The sentence where the rule is broken; None where it is kept, or cannot be asked."""
-        keys = [key for key in self.keys.split() if not key.startswith("objective.")]
-        names = list(inspect.signature(self.condition).parameters)
-        if not all(name in facts for name in (*names, *(key.partition(".")[0] for key in keys))):
+        keys, names = self.keys.split(), list(inspect.signature(self.condition).parameters)
+        if not all(re.split(r"[.=]", name)[0] in facts for name in (*names, *keys)):
             return None
-        if not all(_given(facts, key) for key in keys):
-            return None
-        found = self.condition(*(facts[name] for name in names))
+        found = all(_holds(facts, key) for key in keys) and self.condition(*(facts[name] for name in names))
         if not found:
             return None
         values = found if isinstance(found, Mapping) else {}
         return _Sentence().format(re.sub(r"\{([\w.]+)=", r"\1={\1", self.sentence), **facts, **values)
 
 
-class _Sentence(Formatter):
-    """Values as a user writes them."""
-
-    def format_field(self, value: Any, spec: str) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        return format(value, spec or "g") if isinstance(value, float) else format(value, spec)
-
-
-def _given(facts: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting differs from its default."""
-    first, *path, last = key.split(".")
-    section: Section = facts[first]
+def _holds(facts: Mapping[str, Any], text: str) -> bool:
+    key, sign, wanted = text.partition("=")
+    first, *path = key.split(".")
+    value, section = facts[first], None
     for name in path:
-        section = getattr(section, name)
-    return last in section.given()
+        value, section = getattr(value, name, None), value
+    if sign:
+        return _shown(value) in wanted.split("|")
+    return bool(value) if section is None else path[-1] in section.given()
 
 
-def always() -> bool:
-    return True
+def _shown(value: Any) -> str:
+    """A value as a user writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return format(value, "g") if isinstance(value, float) else str(value)
 
 
-def no_effect(section: str, keys: str, condition: Callable[..., Any], why: str) -> list[Rule]:
-    """Keys of a section that nothing reads under the condition."""
+class _Sentence(Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        return format(value, spec) if spec else _shown(value)
+
+
+def no_effect(section: str, keys: str, where: str, why: str) -> list[Rule]:
+    """Keys of a section that nothing reads where others have a value."""
     paths = [f"{section}.{key}" for key in keys.split()]
-    return [Rule(path, condition, f"{path}={{{path}!s}} has no effect{why}") for path in paths]
+    return [Rule(f"{path} {where}", f"{path}={{{path}!s}} has no effect{why}") for path in paths]
 
 
 def apart(ones: str, others: str, why: str, other: str = "") -> list[Rule]:
     """Each of `ones` beside each of `others` (the sentence says `other`) is refused."""
     return [
-        Rule(f"{one} {key}", always, f"{{{one}=}} does not go with {other or f'{{{key}=}}'}{why.replace('ONE', one)}")
+        Rule(f"{one} {key}", f"{{{one}=}} does not go with {other or f'{{{key}=}}'}{why.replace('ONE', one)}")
         for one, key in product(ones.split(), others.split())
     ]
