@@ -116,6 +116,7 @@ EXAMPLES = [
       for key in ("memory=true", "start=1")),
     ("optimizer.name=muon optimizer.state=8bit", {}, "optimizer.state=8bit goes with optimizer.name=adamw, not with"),
     ("optimizer.state=bf16 optimizer.betas=[0.9,0.999]", {}, "as with optimizer.betas=[0.9, 0.999]: give betas of 0.9"),
+    ("model.attention=flex", {"device": "cpu"}, "model.attention=flex: FlexAttention has no backward on CPU; use"),
     ("", {"restarts": 1}, "--restarts goes on from checkpoints: set checkpoint.every"),
     ("checkpoint.every=1 checkpoint.resume=false", {"restarts": 1}, "and checkpoint.resume=False forbids that: leave"),
     ("checkpoint.every=1 checkpoint.step=2", {"restarts": 1}, "and checkpoint.step=2 forbids that: leave it out"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask import tracking
-from unmask.attention.plan import choose_backend
 from unmask.config import Config, DataConfig, SourceConfig, rules
 from unmask.config.rules import Known
 from unmask.data import Dataset, Mixture, Packs, Reading, Sampler, Source, dataset_from, load_tokenizer, open_dataset
@@ -139,7 +138,6 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     path = Path(config.checkpoint.path)
     refusals.check_writable(path)
     newest(path, config.checkpoint.step)
-    choose_backend(config.model.attention, device)
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.training.seed)

@@ -206,6 +206,7 @@ SETTINGS = [
          lambda optimizer: any(0 < 1 - beta < 2**-8 for beta in optimizer.betas) and {"betas": list(optimizer.betas)}),
     Rule("training.offload_activations device=cpu",
          "training.offload_activations=true has no effect on a CPU, whose memory it would move activations to"),
+    Rule("model.attention=flex device=cpu", "model.attention=flex: FlexAttention has no backward on CPU; use tiles"),
     Rule("restarts checkpoint.every=0", "--restarts goes on from checkpoints: set checkpoint.every"),
     *(Rule(f"restarts checkpoint.{key}",
            f"--restarts goes on from the newest checkpoint, and checkpoint.{key}={{checkpoint.{key}!s}} forbids that: "
