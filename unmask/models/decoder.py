@@ -199,7 +199,7 @@ def _probed(model: PreTrainedModel) -> tuple[Attention, ...]:
     layers = decoder_layers(model)
     model.eval()
     try:
-        with torch.no_grad(), _without_values(model) if model.device.type == "meta" else nullcontext():
+        with torch.no_grad(), _shapes_only(model) if model.device.type == "meta" else nullcontext():
             device = model.get_input_embeddings().weight.device
             token = torch.zeros((1, 2), dtype=torch.long, device=device)
             model.base_model(
@@ -227,23 +227,43 @@ def _probed(model: PreTrainedModel) -> tuple[Attention, ...]:
 
 
 @contextmanager
-def _without_values(model: nn.Module) -> Iterator[None]:
-    """Let a model on `meta` run: its tensors take part as those of a CPU, of which only shapes are computed."""
+def _shapes_only(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model on `meta` run."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    fake, logger = FakeTensorMode(), logging.getLogger("torch._subclasses.fake_tensor")
-    held: list[tuple[dict[str, Any], str, Tensor]]
-    held = [(of, name, each) for module in model.modules() for of in (module._parameters, module._buffers)
-            for name, each in of.items() if each is not None]  # fmt: skip
+    logger, experts = logging.getLogger("torch._subclasses.fake_tensor"), model.config._experts_implementation
     quiet, logger.disabled = logger.disabled, True  # what fails there is told in one sentence
+    if any(map(unfit, experts_of(model).values())):
+        model.set_experts_implementation("batched_mm")  # transformers' grouped one takes no fp32 without values
     try:
-        with fake:
-            for of, name, each in held:
-                like = torch.empty(each.shape, dtype=each.dtype, device="cpu")
-                of[name] = nn.Parameter(like, each.requires_grad) if isinstance(each, nn.Parameter) else like
+        with FakeTensorMode() as fake, faked(model, fake):
             yield
     finally:
         logger.disabled = quiet
+        model.set_experts_implementation(experts)
+
+
+@contextmanager
+def faked(model: nn.Module, fake: Any) -> Iterator[None]:
+    """Fake tensors in place of parameters, and of buffers on `meta`; tied ones stay tied, and `meta` is like a CPU."""
+
+    def like(each: Any) -> Any:
+        if not each.is_meta:
+            return fake.from_tensor(each) if isinstance(each, nn.Parameter) else each
+        with fake:
+            made = torch.empty(each.shape, dtype=each.dtype, device="cpu")
+        return nn.Parameter(made, each.requires_grad) if isinstance(each, nn.Parameter) else made
+
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        held += [(module._parameters, name, each) for name, each in module._parameters.items() if each is not None]
+        held += [(module._buffers, name, each) for name, each in module._buffers.items() if each is not None]
+    made = {id(each): like(each) for _, _, each in held}
+    try:
+        for of, name, each in held:
+            of[name] = made[id(each)]
+        yield
+    finally:
         for of, name, each in held:
             of[name] = each
 

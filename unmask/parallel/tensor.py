@@ -34,18 +34,6 @@ from unmask.models.tensor_plan import TensorPlan
 from unmask.parallel.mesh import part_of
 
 
-def plan_of(model: Any) -> TensorPlan:
-    """transformers' tensor plan of a model; UserError where there is none, or one that is not carried out here."""
-    plan = spec_of(model).tensor
-    if isinstance(plan, str):
-        raise UserError(_refused(plan))
-    return plan
-
-
-def _refused(why: str) -> str:
-    return f"parallel.model_parallel_size: {why}, so unmask does not divide it; set it to 1"
-
-
 @dataclass
 class TensorAxis:
     """The ranks that a layer is divided over. rows: of the pack that the model is running on."""
@@ -161,24 +149,28 @@ def divide(row_model: RowModel, axis: TensorAxis) -> None:
 
     UserError where its miniature, divided, does not give what it gave before.
     """
-    trial = RowModel(miniature(row_model.model, axis.size)).eval()
-    with torch.no_grad():
-        batch = trial.collate(trial_rows())
-        before = trial.hidden(batch)
-        _divide(trial, replace(axis, traffic=Traffic()))
-        try:
-            proven = close(trial.hidden(batch), before)
-        except BUILT_DIFFERENTLY:
-            proven = False
-    if not proven:
-        kind = row_model.decoder.kind
-        raise UserError(_refused(f"{kind} computes something else when it is divided by transformers' plan"))
+    if not _proven(RowModel(miniature(row_model.model, axis.size)).eval(), replace(axis, traffic=Traffic())):
+        raise UserError(
+            f"parallel.model_parallel_size: {row_model.decoder.kind} computes something else when it is divided by "
+            f"transformers' plan, so unmask does not divide it; set it to 1"
+        )
     _divide(row_model, axis)
+
+
+@torch.no_grad()
+def _proven(trial: RowModel, axis: TensorAxis) -> bool:
+    batch = trial.collate(trial_rows())
+    before = trial.hidden(batch)
+    _divide(trial, axis)
+    try:
+        return close(trial.hidden(batch), before)
+    except BUILT_DIFFERENTLY:
+        return False
 
 
 def _divide(row_model: RowModel, axis: TensorAxis) -> None:
     model = row_model.model
-    plan, base = plan_of(model), model.base_model
+    plan, base = _plan(model), model.base_model
     if hasattr(base, "across"):
         base.across = Across(axis)
     embedding = model.get_input_embeddings()
@@ -207,9 +199,15 @@ def _divide(row_model: RowModel, axis: TensorAxis) -> None:
     base.register_forward_hook(partial(_end, axis))
 
 
+def _plan(model: Any) -> TensorPlan:
+    plan = spec_of(model).tensor
+    assert isinstance(plan, TensorPlan), plan  # the rules of the config have refused it
+    return plan
+
+
 def divided_dims(model: Any) -> dict[nn.Parameter, int]:
     """The dimension in which a parameter is divided; those that are not in it every rank holds whole."""
-    plan, base = plan_of(model), model.base_model
+    plan, base = _plan(model), model.base_model
     columns = [base.get_submodule(name) for name in plan.columns]
     columns += [model.get_input_embeddings(), model.get_output_embeddings()]
     rows = [base.get_submodule(name)._parameters["weight"] for name in plan.rows]

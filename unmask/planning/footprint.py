@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import resource
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from unmask.engine import activations, optimizers
 from unmask.engine.offload import InTurn, Offload, Transfers
 from unmask.models import nf4
-from unmask.models.decoder import decoder_layers
+from unmask.models.decoder import decoder_layers, faked
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim
 from unmask.parallel.stages import even
@@ -131,7 +130,7 @@ def footprint(
     activations.apply(run.model, training.checkpointing, away)
     row_model.train()
     ledger = Ledger(run.device.type)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _without_data(row_model, fake), ledger:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, faked(row_model, fake), ledger:
         parameters = list(row_model.parameters())
         for each in [*parameters, *row_model.buffers()]:
             ledger.enter(each)
@@ -272,18 +271,3 @@ def _resident() -> int:
     if pages.exists():
         return int(pages.read_text().split()[1]) * resource.getpagesize()
     return memory(torch.device("cpu"))
-
-
-@contextmanager
-def _without_data(model: nn.Module, fake: Any) -> Iterator[None]:
-    """Fake parameters in place of the model's own, tied ones tied as before."""
-    own = [(module, name, each) for module in model.modules() for name, each in module._parameters.items()]
-    made = {id(each): fake.from_tensor(each) for _, _, each in own if each is not None}
-    try:
-        for module, name, each in own:
-            if each is not None:
-                module._parameters[name] = made[id(each)]
-        yield
-    finally:
-        for module, name, each in own:
-            module._parameters[name] = each
