@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.objectives.clipped import Clipped
 from tests.sampling.reference import MASK, VOCABULARY, block_mask, logits, tiny
 from unmask.errors import UserError
 from unmask.evaluation import Bound, bound, text_bytes
@@ -182,3 +183,16 @@ def test_the_bytes_are_those_of_the_tokens_that_evaluation_counts(name, options,
 
 def test_asdict():
     assert Bound(1.0, 0.5, 10, 2).asdict()["bits_per_token"] == pytest.approx(1 / math.log(2))
+
+
+def test_an_objective_with_scores_of_its_own_is_evaluated_by_these():
+    """Over the columns of its rows; here they are the terms of its loss."""
+    chosen = Clipped(block_size=4, mask_token_id=MASK)
+    row_model, documents_ = RowModel(tiny()[0]), documents(34, 10, 15, prompt=3)
+    rows = chosen.rows(documents_, 0)
+    batch = row_model.collate(rows)
+    terms = row_model(batch, chosen)
+    result = bound(row_model, chosen, [documents_])
+    assert result.nats_per_token == pytest.approx(float(terms.sum.detach()) / rows.count, rel=1e-6)
+    likelihood = bound(row_model, objective("block_diffusion", block_size=4), [documents_])
+    assert result.nats_per_token != pytest.approx(likelihood.nats_per_token, rel=0.1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,6 +112,20 @@ def sent(placed: Placed, layers: Layers, exchange: str, node_size: int | None = 
     return forward, backward
 
 
+class RankPart(NamedTuple):
+    """What one rank computes of a pack of N rows, n of them labelled.
+
+    rows: its own; plan: theirs, None for a pack of their own; held: int64, which of the n labelled rows these have;
+    whole: their values -> the values of all n; counted: bool, of each of its rows whether no earlier rank has it too.
+    """
+
+    rows: Rows
+    plan: Plan | None
+    held: np.ndarray
+    whole: Callable[[Tensor], Tensor]
+    counted: np.ndarray
+
+
 class BlockAxis:
     """Divides packs over the ranks of a block axis. Called by RowModel.collate; the same on every rank but `rank`.
 
@@ -128,11 +142,8 @@ class BlockAxis:
     def rank(self) -> int:
         return self.axis.wire.rank
 
-    def divide(
-        self, rows: Rows, device: torch.device
-    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor], np.ndarray]:
-        """(this rank's rows, their plan or None for a pack of their own, which of all labelled rows are here, what
-        makes per-row results whole again, which rows count)."""
+    def divide(self, rows: Rows, device: torch.device) -> RankPart:
+        """This rank's part of a pack."""
         config = self.config
         placed = place(
             *(rows, self.layers, self.axis.wire.size, config.placement, config.exchange, self.speeds, config.node_size)
@@ -146,7 +157,7 @@ class BlockAxis:
         mine = np.searchsorted(rows.labelled, index[local.label[: len(index)] != IGNORE])
         whole = partial(self._whole, mine, len(rows.labelled))
         plan = None if placed.placement.SHARED == "none" else self._plan(placed, local, device)
-        return local, plan, mine, whole, counted
+        return RankPart(local, plan, mine, whole, counted)
 
     def read(self) -> dict[str, Any]:
         """This rank's rows and their pairs in a full layer, since the last reading."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from unmask.rows import Rows, Shape, inert, padded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from unmask.blocks.axis import BlockAxis
     from unmask.kernels import VocabularyShard
     from unmask.models.routing import Routing
     from unmask.objectives import LossTerms, Objective
@@ -62,28 +63,17 @@ class RowBatch:
         """N: how many rows run."""
         return self.once.token.shape[1]
 
+    def labelled_rows(self, objective: Objective) -> LabelledRows:
+        """What the objective's loss knows of the pack; ValueError where a column that it declares is missing.
 
-def labelled_rows(batch: RowBatch, objective: Objective) -> LabelledRows:
-    """What the objective's loss knows of the batch; ValueError where a column that it declares is missing.
-
-    A batch of no labelled row, as stands in for none, needs no column: empty ones take their place.
-    """
-    columns = {}
-    for name, shape in objective.columns.items():
-        if name not in batch.columns and len(batch.label):
-            raise ValueError(f"{type(objective).__name__} reads the column {name!r}, which its rows do not have")
-        columns[name] = batch.columns.get(name, batch.weight.new_empty((0, *shape)))
-    return LabelledRows(batch.label, batch.weight, batch.count, columns)
-
-
-class Divide(Protocol):
-    """The block axis (`unmask.blocks.axis.BlockAxis`)."""
-
-    def divide(
-        self, rows: Rows, device: torch.device
-    ) -> tuple[Rows, Plan | None, np.ndarray, Callable[[Tensor], Tensor], np.ndarray]:
-        """This rank's rows, their plan (None: they are a pack of their own), and RowBatch's held, whole and counted."""
-        ...
+        A pack of no labelled row, as stands in for none, needs no column: empty ones take their place.
+        """
+        columns = {}
+        for name, shape in objective.columns.items():
+            if name not in self.columns and len(self.label):
+                raise ValueError(f"{type(objective).__name__} reads the column {name!r}, which its rows do not have")
+            columns[name] = self.columns.get(name, self.weight.new_empty((0, *shape)))
+        return LabelledRows(self.label, self.weight, self.count, columns)
 
 
 class RowModel(nn.Module):
@@ -100,7 +90,7 @@ class RowModel(nn.Module):
         self.family = family_of_model(model)
         self.decoder = spec_of(model)
         #: Divides packs over ranks; None on one.
-        self.axis: Divide | None = None
+        self.axis: BlockAxis | None = None
         #: Watches the routers of experts while they are trained.
         self.routing: Routing | None = None
         #: Where the vocabulary is divided over a group.
@@ -211,7 +201,7 @@ class RowModel(nn.Module):
             watching = self.routing.watching(batch.counted, batch.labelled)
         with watching:
             hidden = self.hidden(batch, embedded, objective.second_pass and not per_row)
-        rows = labelled_rows(batch, objective)
+        rows = batch.labelled_rows(objective)
         if not per_row:
             return objective.loss(hidden, self.head(), rows)
         with torch.no_grad():
