@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -191,6 +192,11 @@ def asked(overrides: str, known: dict) -> Known:
     return Known(Config.parse(tree), **known)
 
 
+@cache
+def facts() -> list[dict]:
+    return [asked(overrides, known).facts() for overrides, known, _ in EXAMPLES]
+
+
 @pytest.mark.parametrize("overrides, known, sentence", EXAMPLES)
 def test_a_broken_rule_is_told_in_its_sentence(overrides, known, sentence):
     with pytest.raises(UserError) as error:
@@ -202,7 +208,7 @@ def test_a_broken_rule_is_told_in_its_sentence(overrides, known, sentence):
 def test_a_rule_is_of_keys_that_exist_and_some_example_breaks_it(rule):
     settings = [key for key in re.split("[ =]", rule.keys) if key.split(".")[0] in Config.model_fields]
     assert set(settings) - {"objective.places_mask", "objective.decoding.kind", "parallel.level"} <= set(keys())
-    assert any(rule.broken(asked(overrides, known).facts()) for overrides, known, _ in EXAMPLES)
+    assert any(map(rule.broken, facts()))
 
 
 def test_the_defaults_break_no_rule():
