@@ -23,15 +23,10 @@ DEPTH = 64
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text; ValueError for a text that is none, or whose lists and objects lie too deep."""
     value = json_value(text)
-    level = [value]
-    for _ in range(DEPTH + 1):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, dict | list)
-        ]
+    level: list[Any] = [[value]]
+    for _ in range(DEPTH + 2):
+        inside = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
+        level = [inner for inner in inside if isinstance(inner, dict | list)]
         if not level:
             return value
     raise ValueError(f"nested more than {DEPTH} deep")

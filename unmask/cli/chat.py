@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from unmask.cli.samples import answer
 from unmask.errors import UserError
 from unmask.models.positions import limit_of
 from unmask.registry import nearest
 from unmask.sampling import opening
-from unmask.sampling.api import Sample, pieces, result
+from unmask.sampling.api import pieces, result
 from unmask.sampling.chat import Conversation, end_answers
 from unmask.sampling.display import live
 from unmask.sampling.session import Session
@@ -117,13 +118,5 @@ def _answer(session: Session, conversation: Conversation, text: str, *, stream: 
     except KeyboardInterrupt:
         work.interrupted = True
     found = result(session, work)
-    _finish(found, as_json)
+    print(json.dumps(answer(found)) if as_json else "", flush=True)
     conversation.answered(text, found.text, left_out)
-
-
-def _finish(found: Sample, as_json: bool) -> None:
-    if as_json:
-        facts = {"text": found.text, "tokens": found.token, "passes": found.passes, "interrupted": found.interrupted}
-        print(json.dumps(facts), flush=True)
-    else:
-        print(flush=True)

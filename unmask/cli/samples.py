@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
@@ -88,42 +88,41 @@ def _print(session: Session, work: Work, given: Asked, as_json: bool, out: TextI
 
 def facts(found: Sample, given: Asked) -> dict[str, Any]:
     """A sample as plain values, for JSON."""
-    known: dict[str, Any] = {"text": found.text, "tokens": found.token, "passes": found.passes}
-    known |= {"interrupted": found.interrupted, "prompt": found.prompt, "sample": found.number}
+    known = {**answer(found), "prompt": found.prompt, "sample": found.number}
     if isinstance(given.prompt, Fill):
         known["holes"] = [{"text": hole.text, "tokens": hole.token} for hole in found.holes]
     return known
 
 
+def answer(found: Sample) -> dict[str, Any]:
+    """What was written, and what it took, as plain values."""
+    return {"text": found.text, "tokens": found.token, "passes": found.passes, "interrupted": found.interrupted}
+
+
 def _stream(session: Session, work: Work, given: Asked) -> bool:
     """Print what is given as it is, and every finished block as it comes."""
-    texts = given.texts and session.tokenizer is not None
-    parts = given.around([None] * len(work.canvas.holes))
-    holes = [place for place, part in enumerate(parts) if part is None]
-    said = False
-
-    def emit(part: Any) -> None:
-        nonlocal said
-        text = part if texts else " ".join(map(str, part))
-        say(" " if said and text and not texts else "", text, sep="", end="", flush=True)
-        said = said or bool(text)
-
-    def emit_given(first: int, stop: int | None) -> None:
-        for part in parts[first:stop]:
-            if part is not None:
-                emit(part)
-
-    at = holes[0]
+    texts, begun = given.texts and session.tokenizer is not None, False
     try:
-        emit_given(0, at)
-        for piece in pieces(session, work):
-            emit_given(at, holes[piece.hole])
-            at = holes[piece.hole] + 1
-            emit(piece.text if texts else piece.token)
-        emit_given(at, None)
+        for part in _parts(session, work, given, texts):
+            text = part if texts else " ".join(map(str, part))
+            say(" " if begun and text and not texts else "", text, sep="", end="", flush=True)
+            begun = begun or bool(text)
     except KeyboardInterrupt:
         say("\ninterrupted", file=sys.stderr)
         return True
     finally:
         print(flush=True)
     return False
+
+
+def _parts(session: Session, work: Work, given: Asked, texts: bool) -> Iterator[Any]:
+    """Texts, or token ids, in their order: what is given, and what is written between as soon as it is."""
+    parts = given.around([None] * len(work.canvas.holes))
+    holes = [place for place, part in enumerate(parts) if part is None]
+    yield from parts[: holes[0]]
+    after = holes[0]
+    for piece in pieces(session, work):
+        yield from filter(None, parts[after : holes[piece.hole]])
+        after = holes[piece.hole] + 1
+        yield piece.text if texts else piece.token
+    yield from filter(None, parts[after:])
