@@ -86,12 +86,13 @@ def test_overrides_make_it_another_run(source, tmp_path, monkeypatch):
 
 
 def test_a_record_of_an_earlier_version(source, tmp_path, monkeypatch):
-    """It lacks options that are younger, and has described the model by a hash alone."""
+    """It lacks options that are younger, names a package that nothing used, has described the model by a hash alone."""
     file = source / "run.json"
     tree = json.loads(file.read_text())
     exact = tree["starts"][-1]["exact"]
     assert exact["model"]["config"]["hidden_size"] == 32 and len(exact["model"]["shapes"]) == 64
     del exact["objective.confidence"], exact["data.parts_left_out"], exact["model"]["config"]["attention_bias"]
+    tree["starts"][-1]["versions"]["liger-kernel"] = "0.6"
     file.write_text(json.dumps(tree))
     assert run(repeat(source, out=tmp_path / "first"), monkeypatch) == []
     exact["model"] = "0" * 64

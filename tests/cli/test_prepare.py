@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from unmask import cli
 from unmask.cli.prepare import Read
-from unmask.data import Reading, open_dataset
+from unmask.data import Reading, open_dataset, train_tokenizer
 from unmask.errors import UserError
 
 
@@ -22,9 +22,19 @@ def unmask(*arguments: Any) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def test_figures_as_json(tmp_path: Path, tokenizer_path: Path) -> None:
+def test_figures_as_json(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"q": "one", "a": "two"}\n{"q": 3}\n{"q": "four", "a": "five"}\n')
-    options = ["--tokenizer", tokenizer_path, "--field", "prompt=q", "--field", "response=a", "--skip-bad", "--no-eos"]
+    train_tokenizer(["one two", "four five"], 300, tmp_path / "bpe")
+    options = [
+        "--tokenizer",
+        tmp_path / "bpe",
+        "--field",
+        "prompt=q",
+        "--field",
+        "response=a",
+        "--skip-bad",
+        "--no-eos",
+    ]
     out, err = unmask("prepare", tmp_path / "a.jsonl", tmp_path / "out", *options, "--json")
     figures, dataset = json.loads(out), open_dataset(tmp_path / "out")
     assert dataset.manifest is not None
