@@ -8,6 +8,8 @@ asked for.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -19,6 +21,12 @@ def nearest(name: str, known: list[str]) -> str:
     """A hint for a mistyped name: " (did you mean 'x'?)", or "" when nothing is close."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+@cache
+def _installed(read: Callable[..., Iterable[Any]], group: str) -> tuple[Any, ...]:
+    """The entry points of a group, read once: each reading opens a file of every package."""
+    return tuple(read(group=group))
 
 
 class Registry:
@@ -50,4 +58,4 @@ class Registry:
         raise UserError(f"unknown {self.kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
     def _entry_points(self) -> Any:
-        return entry_points(group=self.group)
+        return _installed(entry_points, self.group)

@@ -45,9 +45,10 @@ class Proofs:
     """What is proven of a model, by names of its modules.
 
     tried: kind of fused form, name -> whether it gave the module's own result; alike: (kind, class) of modules that did
-    in every trial, so that those of the class which a trial does not reach will, too; skips: the last layer may compute
-    labelled rows only; plain_head: logits are a projection of the hidden states, and the config's soft cap of it;
-    routers: why the losses of routers are not defined for one, None where they are.
+    in every trial, so that those of the class which a trial does not reach will, too (not attention, which may differ
+    from layer to layer); skips: the last layer may compute labelled rows only; plain_head: logits are a projection of
+    the hidden states, and the config's soft cap of it; routers: why the losses of routers are not defined for one, None
+    where they are.
     """
 
     tried: dict[tuple[str, str], bool] = field(default_factory=dict)
@@ -197,7 +198,7 @@ def _proven(model: PreTrainedModel, layers: int) -> Proofs:
         skips = _agrees(forward, Call(own.args, some, _first(own.output)[:, labelled]))
     return Proofs(
         tried,
-        frozenset(classes[each] for each in tried) - unlike,
+        frozenset(classes[each] for each in tried if each[0] != "attention") - unlike,
         skips,
         _is_plain(model, calls[model.base_model].output.last_hidden_state, logits),
         {name: _not_softmax(type(router).__name__, calls[router].output) for name, router in routers.items()},
