@@ -11,7 +11,7 @@ the gradients that arrive in the backward pass, which forms each chunk's logits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ from unmask.kernels.vocabulary_parallel import Divided, VocabularyShard, gathere
 CHUNK = 1024
 
 
+class Options(TypedDict, total=False):
+    """Of the softmax: see linear_cross_entropy."""
+
+    softcap: float | None
+    exclude: int | None
+    shard: VocabularyShard | None
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -30,9 +38,7 @@ def linear_cross_entropy(
     loss_weight: Tensor,
     *,
     bias: Tensor | None = None,
-    softcap: float | None = None,
-    exclude: int | None = None,
-    shard: VocabularyShard | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of cross-entropies and the single ones.
 
@@ -47,7 +53,7 @@ def linear_cross_entropy(
     gradient on each.
     """
     hidden, grad = _cast(hidden), _wants_gradient(hidden, weight, bias)
-    return _WeightedSum.apply(hidden, weight, bias, label, loss_weight, _softmax(softcap, exclude, shard), grad)
+    return _WeightedSum.apply(hidden, weight, bias, label, loss_weight, _softmax(**options), grad)
 
 
 def linear_log_probs(
@@ -56,12 +62,10 @@ def linear_log_probs(
     label: Tensor,
     *,
     bias: Tensor | None = None,
-    softcap: float | None = None,
-    exclude: int | None = None,
-    shard: VocabularyShard | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """log p(label) of every row, fp32 [n] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy."""
-    return _LogProbs.apply(_cast(hidden), weight, bias, label, _softmax(softcap, exclude, shard))
+    return _LogProbs.apply(_cast(hidden), weight, bias, label, _softmax(**options))
 
 
 def linear_logits(
@@ -122,7 +126,7 @@ class _Whole(NamedTuple):
         return dh
 
 
-def _softmax(softcap: float | None, exclude: int | None, shard: VocabularyShard | None) -> Softmax:
+def _softmax(softcap: float | None = None, exclude: int | None = None, shard: VocabularyShard | None = None) -> Softmax:
     return _Whole(softcap, exclude) if shard is None else Divided(softcap, exclude, shard)
 
 
