@@ -50,12 +50,6 @@ SYNONYMS = {
     "resume": "unmask train with the same config, or with config.yaml of the run's folder",
 }
 
-#: What --ema is for.
-EMA = "Use the EMA weights (training.ema)."
-#: What --objective and --mask-token-id are for, where a folder does not say.
-OBJECTIVE = "How the model was trained, if its folder does not record it, such as block_diffusion,block_size=32."
-MASK = "The id of the model's mask token, if its folder does not record it."
-
 #: Options and arguments of several verbs.
 Overrides = Annotated[
     list[str] | None,
@@ -63,6 +57,19 @@ Overrides = Annotated[
         help="Changes to it, such as training.steps=100.", metavar="key.path=value", autocompletion=complete.overrides
     ),
 ]
+Checkpoint = Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")]
+Ema = Annotated[bool, typer.Option("--ema", help="Use the EMA weights (training.ema).")]
+ObjectiveName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How the model was trained, if its folder does not record it, such as block_diffusion,block_size=32.",
+    ),
+]
+MaskTokenId = Annotated[
+    int | None, typer.Option(min=0, help="The id of the model's mask token, if its folder does not record it.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Output = Annotated[Path, typer.Argument(help="Folder to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask.cli import complete
-from unmask.cli.app import EMA, MASK, OBJECTIVE, weights
+from unmask.cli.app import Checkpoint, Ema, Json, MaskTokenId, ObjectiveName, weights
 from unmask.cli.say import answers, evaluation, show, tasks
 from unmask.errors import UserError
 from unmask.processes import launched
@@ -51,8 +51,8 @@ class Measure:
     pack_tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens in a pack (4096); longer documents are cut.")
     ] = None
-    objective: Annotated[str | None, typer.Option(metavar="NAME", help=OBJECTIVE)] = None
-    mask_token_id: Annotated[int | None, typer.Option(min=0, help=MASK)] = None
+    objective: ObjectiveName = None
+    mask_token_id: MaskTokenId = None
     draws: Annotated[
         int | None, typer.Option(min=1, help="Noise draws per chunk (1), or per answer of tasks (32).")
     ] = None
@@ -66,15 +66,15 @@ class Measure:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    checkpoint: Checkpoint,
     what: Evaluate,
     measure: Measure,
     options: Annotated[
         list[str] | None,
         typer.Argument(help="Sampler options: length=64 ...", metavar="option=value", autocompletion=complete.options),
     ] = None,
-    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    ema: Ema = False,
+    as_json: Json = False,
 ) -> None:
     """The likelihood bound of texts (torchrun divides the packs), answers to held-out prompts, or tasks of lm-eval."""
     kind = _kind(what)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unmask.cli.app import EMA, MASK, OBJECTIVE, Force, Output, weights
+from unmask.cli.app import Ema, Force, MaskTokenId, ObjectiveName, Output, weights
 from unmask.cli.say import conversion, show
 
 
@@ -16,9 +16,9 @@ from unmask.cli.say import conversion, show
 class Read:
     """What of the checkpoint is exported, and as what it is read."""
 
-    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False
-    objective: Annotated[str | None, typer.Option(metavar="NAME", help=OBJECTIVE)] = None
-    mask_token_id: Annotated[int | None, typer.Option(min=0, help=MASK)] = None
+    ema: Ema = False
+    objective: ObjectiveName = None
+    mask_token_id: MaskTokenId = None
 
 
 def export(

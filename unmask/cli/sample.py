@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli import complete
-from unmask.cli.app import EMA, weights
+from unmask.cli.app import Checkpoint, Ema, weights
 from unmask.errors import UserError
 
 
@@ -49,7 +49,7 @@ class Manner:
 
 
 def sample(
-    checkpoint: Annotated[Path, typer.Argument(help="A run's folder, one of its steps, or an exported folder.")],
+    checkpoint: Checkpoint,
     texts: Texts,
     chat: Chat,
     manner: Manner,
@@ -61,7 +61,7 @@ def sample(
             autocompletion=complete.options,
         ),
     ] = None,
-    ema: Annotated[bool, typer.Option("--ema", help=EMA)] = False,
+    ema: Ema = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each sample.")] = False,
 ) -> None:
     """Continue prompts, fill holes, or chat. Prints text (or token ids) to stdout, with a live view in a terminal."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli import complete
+from unmask.cli.app import Json
 from unmask.cli.say import columns, comparison, machine, show
 from unmask.errors import UserError
 from unmask.terminal import say
@@ -16,7 +17,7 @@ from unmask.terminal import say
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their YAML files.", metavar="RUN")],
     by: Annotated[str, typer.Option(help="Where to compare losses: at equal `step` or equal `tokens`.")] = "step",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Runs side by side: where their configs differ, losses at the same point, speed and memory."""
     from unmask.runs.compare import compare as compared
@@ -26,7 +27,7 @@ def compare(
 
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Folder whose disk is measured.")] = Path("."),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """What this machine can do, what is missing, and whether a training step works on it (exit code 1 if not)."""
     from unmask.doctor import examine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.cli.app import Overrides
+from unmask.cli.app import Json, Overrides
 from unmask.cli.say import plan, show, summary
 from unmask.errors import UserError
 from unmask.processes import launched
@@ -41,7 +41,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --from: folder of the new run, else RUN-again.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be trained; write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a model, or resume an interrupted run."""
     from unmask.runs.record import given
