@@ -123,7 +123,7 @@ EXAMPLES = [
     ("checkpoint.every=1 checkpoint.step=2", {"restarts": 1}, "and checkpoint.step=2 forbids that: leave it out"),
     ("data.validation={}", {}, "data.validation: names no set; give {name: path, ...}, or leave it out"),
     ("checkpoint.best=true", {"validation": False}, "checkpoint.best goes by the likelihood bound: give data.validati"),
-    ("evaluation.ema=false", {}, "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
+    ("evaluation.ema=false", {}, "evaluation.ema=false has no effect: training.ema=0 keeps no EMA weights"),
     *((f"evaluation.every={every}",
        {"objective": build("block_diffusion", {"clip": "auto"}), "validation": bool(1 - every)},
        "objective.clip=auto moves at evaluations: give data.validation and evaluation.every") for every in (0, 1)),

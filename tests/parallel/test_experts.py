@@ -1,5 +1,5 @@
 """What goes with divided experts besides plain steps, which the parity matrix holds: resumption on other meshes,
-averaged weights, bounds, Muon, half precision, memory, bytes; and what is refused before a process starts."""
+EMA weights, bounds, Muon, half precision, memory, bytes; and what is refused before a process starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers are dealt out to a pipeline, and what its ranks idle: against all ways, and torch's own schedules."""
+"""How layers are assigned to pipeline stages, and how long ranks idle: against all ways, and torch's own schedules."""
 
 from __future__ import annotations
 

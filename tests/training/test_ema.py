@@ -92,13 +92,13 @@ def test_readers_take_the_average_when_asked(tmp_path):
     export(tmp_path / "run" / "ema", tmp_path / "hf")
     exported = load(tmp_path / "hf").model
     assert all(torch.equal(exported.get_parameter(name), average) for name, average in trainer.ema.average.items())
-    with pytest.raises(UserError, match="exported model has no averaged weights"):
+    with pytest.raises(UserError, match="exported model has no EMA weights"):
         load(tmp_path / "hf" / "ema")
 
 
 def test_a_run_without_averages_says_so(tmp_path):
     train(tmp_path, "training.steps=1")
-    with pytest.raises(UserError, match="step-00000001: holds no averaged weights: .*training.ema=0"):
+    with pytest.raises(UserError, match="step-00000001: holds no EMA weights: .*training.ema=0"):
         load(tmp_path / "ema")
 
 

@@ -31,7 +31,7 @@ def refused(path, *overrides, sentence, **options):
         (["schedule.warmup=5"], "schedule.warmup=5 is longer than the run, which has 4 steps"),
         (["training.epochs=2"], "training.epochs=2.0 has no effect beside training.steps=4"),
         (["schedule.name=cosin"], "unknown schedule 'cosin' (did you mean 'cosine'?)"),
-        (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
+        (["evaluation.ema=false"], "evaluation.ema=false has no effect: training.ema=0 keeps no EMA weights"),
         (["model.mask_noise_steps=2", "objective.name=ar"], "model.mask_noise_steps=2 has no effect"),
         (["model.attention=flex"], "FlexAttention has no backward on CPU"),
         (

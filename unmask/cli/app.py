@@ -151,7 +151,7 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def weights(checkpoint: Path, ema: bool) -> Path:
-    """The path of a checkpoint's own weights, or of the averaged ones."""
+    """The path of a checkpoint's weights, or of its EMA weights."""
     return checkpoint / "ema" if ema else checkpoint
 
 

@@ -2,7 +2,7 @@
 
 transformers draws both from the global generator, so that a loss would depend on the number of processes, the
 micro-batches and the point where a run was resumed, instead of (seed, step). Attention computes none at all. A
-configuration of the user's that asks for some is refused, a checkpoint's is told of; config.json stays what it was.
+configuration of the user's that asks for some is refused, a checkpoint's is reported; config.json stays what it was.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Objective(Section):
 
     @property
     def second_pass(self) -> bool:
-        """Whether noisy rows with a `signal` are told what a first pass, without gradient, predicted for them."""
+        """Whether noisy rows with a `signal` are conditioned on the predictions of a first no-grad pass."""
         return False
 
     def at(self, step: int, steps: int) -> Objective:

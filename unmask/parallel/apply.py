@@ -26,7 +26,7 @@ from unmask.parallel.stages import Layout
 
 
 class Pipe(NamedTuple):
-    """How layers are dealt out to the pipeline, and the context in which a stage computes."""
+    """How layers are assigned to pipeline stages, and the context in which a stage computes."""
 
     layout: Layout
     arithmetic: Callable[[], AbstractContextManager[Any]]

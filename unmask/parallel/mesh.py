@@ -1,6 +1,6 @@
 """The mesh: which process is which rank of which axis, and the process groups they talk through.
 
-Axes, outermost first: `pipeline` (ranks that the layers are dealt out to), `replicate` (copies of the model that share
+Axes, outermost first: `pipeline` (ranks that the layers are assigned to), `replicate` (copies of the model that share
 a batch), `shard` (ranks that a copy is divided over, which share the batch as well), `block` (ranks that share a pack)
 and `tensor` (ranks that share every layer). FSDP2 divides over `shard x block`. Experts are divided over neighbours of
 replicate x shard x block.

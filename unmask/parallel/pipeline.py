@@ -1,4 +1,4 @@
-"""The pipeline axis: layers dealt out to ranks, through which micro-batches pass (torch.distributed.pipelining).
+"""The pipeline axis: layers assigned to ranks, through which micro-batches pass (torch.distributed.pipelining).
 
     stage 0                 embedding, layers            hidden states ->
     stage s                 layers                       -> hidden states ->

@@ -242,11 +242,11 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
 
 @torch.no_grad()
 def load_average(model: torch.nn.Module, folder: Path) -> None:
-    """Put the averaged weights of a verified checkpoint in place of the model's; UserError where it holds none."""
+    """Put the EMA weights of a verified checkpoint in place of the model's; UserError where it holds none."""
     saved = contents(folder)
     live = {name: parameter for name, parameter in model.named_parameters() if f"ema.{name}" in saved.names}
     if not live:
-        raise UserError(f"{folder}: holds no averaged weights: the run was trained with training.ema=0")
+        raise UserError(f"{folder}: holds no EMA weights: the run was trained with training.ema=0")
     wide = {name: torch.promote_types(parameter.dtype, torch.float32) for name, parameter in live.items()}
     average = {name: torch.empty_like(parameter, dtype=wide[name]) for name, parameter in live.items()}
     load({"ema": average}, folder, saved)

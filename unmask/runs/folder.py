@@ -5,7 +5,7 @@
 <run>/log.jsonl                    one object per logged step
 <run>/best                         a link to the checkpoint of the lowest bound, under checkpoint.best
 <run>/step-00000010/               one checkpoint, complete by the time it has this name
-    .metadata, *.distcp            model, averaged weights, optimiser and random state (torch DCP, reshardable)
+    .metadata, *.distcp            model, EMA weights, optimiser and random state (torch DCP, reshardable)
     state.json                     step, objective, loss scale, and what an exact resume must find unchanged
     hf/                            config.json and the tokeniser
     config.yaml, manifest.json     the manifest holds the size and SHA-256 of every file
@@ -28,7 +28,7 @@ from unmask.files import parse_json, read_json
 
 MANIFEST = "manifest.json"
 BEST = "best"
-#: RUN/ema, RUN/best/ema and so on name the averaged weights of a checkpoint; there is no such folder.
+#: RUN/ema, RUN/best/ema and so on name the EMA weights of a checkpoint; there is no such folder.
 EMA = "ema"
 _NAME = re.compile(r"step-([0-9]{8,})")
 

@@ -57,7 +57,7 @@ def open_model(
 
     Folders of the families in `unmask.models.families` open as what they were trained for.
 
-    A path that ends in /ema stands for the averaged weights (training.ema) of what comes before it. dtype: of the
+    A path that ends in /ema stands for the EMA weights (training.ema) of what comes before it. dtype: of the
     parameters, "float32", "bfloat16", ...; default as they were trained. mask_token_id: of a folder that does not say
     its own; objective: how the model was trained, "block_diffusion,block_size=32" or an Objective, where the folder
     does not tell, or to use it as another. Raises UserError for a folder that is none of these, and for a damaged
@@ -91,7 +91,7 @@ def _opened(
     adapted = (folder / ADAPTERS).exists() or (not whole and (folder / "adapter_config.json").exists())
     if adapted or whole:
         if ema:
-            raise UserError(f"{folder}: an exported model has no averaged weights beside its own")
+            raise UserError(f"{folder}: an exported model has no EMA weights")
         if adapted:
             return _used_as(_open_adapters(folder, device, dtype), objective, str(folder))
         return _open_exported(folder, device, dtype, mask_token_id, objective)

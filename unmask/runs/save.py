@@ -39,7 +39,7 @@ class Best(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run: `save` and `load` the model, averages, optimiser, random state and a JSON state.
+    """The checkpoints of one run: `save` and `load` the model, EMA weights, optimiser, random state and a JSON state.
 
     mesh: of a model that is divided over processes; then all of them save and load, each what it holds, and the first
     writes the rest. None: this process holds everything. groups: (role, names) of the optimiser's groups of the whole
@@ -213,7 +213,7 @@ class Checkpoints:
         return found
 
     def _tensors(self) -> dict[str, Any]:
-        """What DCP saves, and fills in place when it loads: the live tensors of model, averages and optimiser."""
+        """What DCP saves, and fills in place when it loads: the live tensors of model, EMA weights and optimiser."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         random = {"cpu": torch.get_rng_state()}

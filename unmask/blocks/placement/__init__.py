@@ -1,7 +1,7 @@
 """Placements: which rank of the block axis owns which rows of a pack. Pure functions, one file each.
 
     serial    everything on one rank
-    context   conventional context parallelism: all rows dealt zigzag, keys and values of all rows shared
+    context   conventional context parallelism: all rows in zigzag order, keys and values of all rows shared
     block     block parallelism (BP): noisy blocks placed, each rank recomputes the clean rows they read; nothing shared
     csbp      context-sharded block parallelism: noisy blocks and clean rows placed independently, each balanced by its
               true cost; only clean keys and values are shared

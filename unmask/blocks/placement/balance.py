@@ -1,6 +1,6 @@
 """Dividing work over ranks: zigzag for rows in order, longest-first with exchanges for separate items.
 
-Zigzag deals 2P consecutive segments so that rank r gets segments r and 2P-1-r. Where the cost of a row grows linearly
+Zigzag cuts the rows into 2P segments and gives rank r segments r and 2P-1-r. Where the cost of a row grows linearly
 along the sequence (every causal mask) a mirrored pair costs the same per row wherever it lies, so any split into
 mirrored segments balances rows and pairs at once, also for ranks of unequal speed.
 """
@@ -17,7 +17,7 @@ SLACK = 1.02
 #: Exchanges made at most after the first deal; ranks of at most so many items exchange two at a time.
 EXCHANGES, PAIRED = 400, 64
 
-#: Up to FEW items are dealt again, RESTARTS times at most, until the slowest rank is CLOSE to the mean.
+#: Up to FEW items are assigned again, RESTARTS times at most, until the slowest rank is CLOSE to the mean.
 FEW, RESTARTS, CLOSE = 256, 10, 1.01
 
 

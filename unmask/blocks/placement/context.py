@@ -1,6 +1,6 @@
-"""Context: conventional context parallelism. All rows are dealt zigzag, and all keys and values are shared.
+"""Context: conventional context parallelism. All rows are assigned in zigzag, and all keys and values are shared.
 
-Clean and noisy rows are two sequences, each dealt by itself (one zigzag over both would give some ranks no noisy row).
+Clean and noisy rows are assigned separately (one zigzag over both would give some ranks no noisy row).
 """
 
 from __future__ import annotations

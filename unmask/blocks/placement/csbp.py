@@ -1,9 +1,9 @@
 """CSBP: context-sharded block parallelism. Clean rows and noisy blocks are placed independently.
 
-The loss of block diffusion is a sum over noisy blocks, each of which reads clean rows and itself: a block is computed
-on one rank, and only clean keys and values cross the network. Clean rows are dealt first; blocks then go where the work
-is balanced, and among balanced ways to where they lie beside the clean rows they read most, so that a window or a short
-document asks for little from elsewhere.
+The loss of block diffusion is a sum over noisy blocks, each of which attends to clean rows and itself: a block is
+computed on one rank, and only clean keys and values are sent. Clean rows are assigned first; blocks then go where the
+work is balanced, and among balanced assignments to the rank of the clean rows they attend to most, so that a window or
+a short document needs few rows of other ranks.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ DATA = [
     Rule("checkpoint.best validation=false",
          "checkpoint.best goes by the likelihood bound: give data.validation"),
     Rule("evaluation.ema=false training.ema=0",
-         "evaluation.ema=false has no effect: training.ema=0 keeps no averaged weights"),
+         "evaluation.ema=false has no effect: training.ema=0 keeps no EMA weights"),
     *(Rule(f"objective.clip=auto {lacking}",
            "objective.clip=auto moves at evaluations: give data.validation and evaluation.every")
       for lacking in ("validation=false", "evaluation.every=0")),
