@@ -99,7 +99,7 @@ with started(config.parallel, torch.device('cpu')) as mesh:
     reset()
     run = setup.prepare(config, data)
     apply.parallelise(run.row_model, mesh, config.parallel, run.dtype)
-    run.deferred.read(run.model)
+    run.fill()
     loading = peak() - before
     share = sum(each.to_local().nbytes for each in run.model.parameters())
 print(loading, share)

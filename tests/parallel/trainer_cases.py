@@ -209,7 +209,7 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
         weights = {name: numbers(weight.detach()) for name, weight in model.named_parameters()}
     return {
         "step": summary.step,
-        "deferred": sorted(trainer.run.deferred.names),
+        "in_parts": trainer.run.in_parts,
         "held": held(trainer.run.model),
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],

@@ -22,6 +22,7 @@ from unmask.attention.interface import MissingPlan
 from unmask.blocks.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.experts import experts_of, routers_of, unfit
+from unmask.models.families.materialise import is_unread
 from unmask.models.last_layer import labelled_only
 from unmask.models.tensor_plan import TensorPlan, tensor_plan
 from unmask.rows import Shape
@@ -199,7 +200,7 @@ def _probed(model: PreTrainedModel) -> tuple[Attention, ...]:
     layers = decoder_layers(model)
     model.eval()
     try:
-        with torch.no_grad(), _shapes_only(model) if model.device.type == "meta" else nullcontext():
+        with torch.no_grad(), _shapes_only(model) if is_unread(model) else nullcontext():
             device = model.get_input_embeddings().weight.device
             token = torch.zeros((1, 2), dtype=torch.long, device=device)
             model.base_model(
@@ -244,14 +245,14 @@ def _shapes_only(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def faked(model: nn.Module, fake: Any) -> Iterator[None]:
-    """Fake tensors in place of parameters, and of buffers on `meta`; tied ones stay tied, and `meta` is like a CPU."""
+def faked(model: nn.Module, fake: Any, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Fake tensors in place of parameters, and of buffers on `meta`; tied ones stay tied. device: of those on `meta`."""
 
     def like(each: Any) -> Any:
         if not each.is_meta:
             return fake.from_tensor(each) if isinstance(each, nn.Parameter) else each
         with fake:
-            made = torch.empty(each.shape, dtype=each.dtype, device="cpu")
+            made = torch.empty(each.shape, dtype=each.dtype, device=device)
         return nn.Parameter(made, each.requires_grad) if isinstance(each, nn.Parameter) else made
 
     held: list[tuple[dict[str, Any], str, Any]] = []

@@ -14,7 +14,7 @@ from unmask.hf import open_tokenizer
 from unmask.models import dropout, experts, lora, positions
 from unmask.models.decoder import check_attention
 from unmask.models.families import family_at, family_of_model, sound
-from unmask.models.families.deferred import Deferred
+from unmask.models.families.materialise import fill, move, needs_whole, stand_ins
 from unmask.models.families.transformers import OFFLINE, check_file, random_model
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
@@ -43,22 +43,22 @@ def load(
     seed: int = 0,
     device: str | torch.device = "cpu",
     vocab_size: int | None = None,
-    deferred: Deferred | None = None,
+    divided: bool = False,
     masked: bool = True,
 ) -> LoadedModel:
     """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
 
     vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
-    function of `seed`. deferred: takes note of the weights of a folder that are read later. masked: whether tokens will
-    be masked; else no mask token is added. UserError: no such folder, unknown type or key, attention that bypasses the
-    interface.
+    function of `seed`. divided: leave the weights of a folder to `materialise.fill`, once the model is divided. masked:
+    whether tokens will be masked; else no mask token is added. UserError: no such folder, unknown type or key,
+    attention that bypasses the interface.
     """
     register()
     dtype = getattr(torch, config.dtype)
     if config.name:
         path = Path(config.name)
         family, raw = family_at(path)
-        model = family.open(path, raw, dtype, deferred)
+        model = family.open(path, raw, dtype)
         tokenizer = tokenizer or own_tokenizer(path)
     elif config.config:
         dropout.refuse(config.config)
@@ -69,17 +69,20 @@ def load(
         )
     adapt(model)
     mask_token_id = _mask_token(model, tokenizer, config) if masked else None
+    if needs_whole(config) or not divided:
+        # What is put in four bits goes to the device as it is.
+        fill(model, "cpu" if config.lora.quantize != "none" else device)
+    if "mask_token" in config.lora.train:
+        fill(model, device, [model.get_input_embeddings(), model.get_output_embeddings()])
     lora.quantize(model, config.lora, device)
-    if deferred is not None and deferred.names:
-        deferred.move(model, device)
-    else:
-        model.to(device)
+    move(model, device)
     check_attention(model)
     dropout.off(model)
     proofs = proofs_of(model, device)
     if config.fused:
         fuse(model, proofs)
-    lora.adapt(model, config.lora, seed)
+    with stand_ins(model, device):  # peft puts adapters where weights are
+        lora.adapt(model, config.lora, seed)
     return LoadedModel(model, tokenizer, mask_token_id)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from unmask.errors import UserError
 from unmask.hf import vocabulary_of
+from unmask.models.families.materialise import fill
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,6 +100,7 @@ def _given_next(tokenizer: Any) -> int:
 
 @torch.no_grad()
 def _grow(model: PreTrainedModel, rows: int) -> None:
+    fill(model, "cpu", [model.get_input_embeddings(), model.get_output_embeddings()])
     before = model.get_input_embeddings().weight.shape[0]
     model.resize_token_embeddings(rows, mean_resizing=False)
     head = model.get_output_embeddings()

@@ -122,7 +122,7 @@ def footprint(
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    resident = _resident()
+    resident = _resident() + sum(_size(each) for each in run.model.parameters() if each.is_meta)
     training, row_model = run.config.training, run.row_model
     largest = max(micro, key=lambda rows: (len(rows), len(rows.labelled)))
     batch = row_model.collate(largest)
@@ -130,7 +130,7 @@ def footprint(
     activations.apply(run.model, training.checkpointing, away)
     row_model.train()
     ledger = Ledger(run.device.type)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, faked(row_model, fake), ledger:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, faked(row_model, fake, run.device), ledger:
         parameters = list(row_model.parameters())
         for each in [*parameters, *row_model.buffers()]:
             ledger.enter(each)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
@@ -14,12 +15,14 @@ from unmask.files import read_json
 from unmask.hf import fetching, open_tokenizer, read_config
 from unmask.models import lora, nf4
 from unmask.models.families import Family
+from unmask.models.families.materialise import leave, without_values
 from unmask.models.families.transformers import empty_model
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
 from unmask.models.prove import proofs_of
 from unmask.models.trained import also, objective_of, said
 from unmask.objectives import Objective, described, rebuild
+from unmask.runs.distcp import load as load_tensors
 from unmask.runs.distcp import load_average, load_weights
 from unmask.runs.folder import BEST, EMA, state_of, step_of, taking_up, verify
 
@@ -151,7 +154,7 @@ class Step(Family):
     def holds(self, path: Path) -> bool:
         return step_of(path) is not None
 
-    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Any = None) -> PreTrainedModel:
+    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
         """UserError for a damaged checkpoint, and for adapters."""
         folder = cast(Path, step_of(path))
         verify(folder)
@@ -161,9 +164,20 @@ class Step(Family):
                 f"model.name={folder}: holds adapters beside its model: export it (`unmask export {folder} FOLDER`) "
                 f"and name that folder"
             )
-        model = empty_model(folder / "hf", getattr(torch, settings.dtype))
-        load_weights(model, folder)
-        return model.to(dtype)
+        with without_values():
+            model = empty_model(folder / "hf", dtype)
+        leave(model, StepSource(folder))
+        return model
+
+
+class StepSource:
+    """The weights of a verified checkpoint."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def read(self, tensors: Mapping[str, Tensor]) -> None:
+        load_tensors({"model": dict(tensors)}, self.folder)
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:

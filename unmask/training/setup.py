@@ -22,8 +22,8 @@ from unmask.errors import UserError
 from unmask.hardware import default_device
 from unmask.hf import fetching, vocabulary_of
 from unmask.models import LoadedModel, RowModel, dropout, load, routing
-from unmask.models.decoder import spec_of
-from unmask.models.families.deferred import Deferred
+from unmask.models.decoder import decoder_layers, spec_of
+from unmask.models.families.materialise import fill, is_unread, needs_whole, stand_ins
 from unmask.models.positions import check_positions
 from unmask.objectives import Objective
 from unmask.objectives import build as build_objective
@@ -58,8 +58,8 @@ class Run:
     steps: int
     #: Of the whole model's parameters, by name.
     shapes: dict[str, list[int]]
-    #: What each process reads of the model's weights when it knows its part.
-    deferred: Deferred
+    #: Whether each process reads its part of the model's weights, and no more, when it knows it (`fill`).
+    in_parts: bool
     #: Of the objective: where it is from.
     said: list[str]
 
@@ -85,8 +85,8 @@ class Run:
             f"evaluation.{key}={getattr(evaluation, key)} has no effect: data.validation is empty"
             for key in evaluation.given()
         ]  # fmt: skip
-        whole = self.config.model.name if divides(self.config) and not self.deferred.names else None
-        if whole:
+        whole = self.config.model.name
+        if whole and divides(self.config) and not (self.in_parts or needs_whole(self.config.model)):
             unused.append(
                 f"model.name={whole}: loaded whole by every process before it keeps its part (the documentation of "
                 f"models says which are)"
@@ -109,6 +109,10 @@ class Run:
                 for note in source.packs.notes("data.pack_tokens", "data.long_documents")
             ]
         )
+
+    def fill(self) -> None:
+        """Read what this process holds of a model that has been divided."""
+        fill(self.model, "cpu" if self.config.parallel.offload else self.device)
 
     @property
     def identity(self) -> Identity:
@@ -154,14 +158,13 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
     tokenizer = with_template(tokenizer, config.data.chat_template)
     tokenizer = begin_with(tokenizer, config.data.bos if tokenizer is not None else "auto", "data.bos")
     packs = _mixture(config, sources, tokenizer)
-    deferred = Deferred()
     loaded = load(
         config.model,
         tokenizer,
         seed=config.training.seed,
         device=device,
         vocab_size=None if tokenizer is None else vocabulary_of(tokenizer),
-        deferred=deferred if divides(config) else None,
+        divided=divides(config),
     )
     if tokenizer is None:
         loaded = loaded._replace(tokenizer=begin_with(loaded.tokenizer, config.data.bos, "data.bos"))
@@ -196,7 +199,7 @@ def prepare(config: Config, train: Any = None, validation: Any = None) -> Run:
         validation=held_out,
         steps=steps,
         shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
-        deferred=deferred,
+        in_parts=is_unread(loaded.model),
         said=[*of_run, *said],
     )
 
@@ -214,10 +217,6 @@ def _of_run(config: Config) -> tuple[Config, list[str]]:
 def divides(config: Config) -> bool:
     """Whether a process is to hold a part of the model only."""
     parallel = config.parallel
-    if (
-        config.model.lora.dora or config.model.lora.quantize != "none"
-    ):  # both take whole weights, before these are divided
-        return False
     sizes = parallel.model_parallel_size, parallel.pipeline_stages, parallel.expert_parallel_size
     return max(sizes) > 1 or (bool(parallel.level) and parallel.shards > 1)
 
@@ -227,7 +226,7 @@ def balanced(run: Run) -> list[int]:
     training, parallel = run.config.training, run.config.parallel
     batch, objective = run.sampler.batch(0), run.objective.at(0, run.steps)
     rows = next(rows for rows in micro_batches(objective, batch, training.seed, training.micro_batch))
-    with run.arithmetic():
+    with run.arithmetic(), stand_ins(run.model, run.device, decoder_layers(run.model)):
         each, first, last = stages.measured(run.row_model, rows, objective)
     return stages.balanced(each, parallel.stages, first, last)
 

@@ -274,8 +274,7 @@ class Trainer:
         self.module, self.block_axis = apply.parallelise(
             run.row_model, self.mesh, self.config.parallel, run.dtype, pipe
         )
-        if run.deferred.names:
-            self.mesh.together(lambda: run.deferred.read(run.model))
+        self.mesh.together(run.fill)
 
     def _pipe(self) -> apply.Pipe:
         """Where the layers go: as the config says, or by what rank 0 has measured."""

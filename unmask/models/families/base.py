@@ -18,15 +18,14 @@ from unmask.attention import NAME, register
 from unmask.errors import UserError
 from unmask.models.families import sound
 from unmask.models.families.find import ORIGIN
-from unmask.models.families.folder import embedding, fill, shapes
+from unmask.models.families.folder import checked, embedding, shapes
 from unmask.models.families.layout import Part, atoms, check, rotary
+from unmask.models.families.materialise import FolderSource, leave, without_values
 from unmask.models.families.stored import Stored
 from unmask.models.special import KINDS, read_generation
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-    from unmask.models.families.deferred import Deferred
 
 
 class Family:
@@ -75,11 +74,11 @@ class Family:
         """Whether a path without config.json holds one of its checkpoints."""
         return False
 
-    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None) -> PreTrainedModel:
+    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
         """The model of a checkpoint; its attention is unmask's. raw: its config.json, {} for one that has none.
 
-        deferred: takes note of the weights that are read later. UserError: a field or a tensor that no module of
-        transformers has, one that is missing, a shape that does not fit.
+        Its weights are left to `unmask.models.families.materialise.fill`, or there. UserError: a field or a tensor that
+        no module of transformers has, one that is missing, a shape that does not fit.
         """
         from transformers import AutoConfig
 
@@ -94,22 +93,22 @@ class Family:
         except Exception as error:  # a field of a type that it cannot have
             raise UserError(f"{where}: {self.name} cannot be read from it: {sound.one_line(error)}") from error
         try:
-            model = self.empty(AutoConfig.for_model(fields.pop("model_type"), **fields), dtype)
+            with without_values():
+                model = self.empty(AutoConfig.for_model(fields.pop("model_type"), **fields), dtype)
             read_generation(model, path)
             merged = any(name.endswith(".experts.down_proj") for name in stored.names)
             parts = list(self.parts(shapes(model), raw, merged))
         except Exception as error:  # whatever transformers raises for values that do not go together
             raise UserError(f"{where}: {self.name} cannot be built from it: {sound.one_line(error)}") from error
-        if deferred is not None:
-            deferred.lend(model, parts, stored)
-        filled = fill(model, parts, stored, self, deferred.names if deferred is not None else frozenset())
+        recorded = checked(model, parts, stored, self)
+        leave(model, FolderSource(parts, stored))
         mask = raw.get("mask_token_id")
         if mask is None and (usual := self.mask(raw)) is not None and usual < len(embedding(model)):
             mask = usual
         if mask is not None:
             model.config.mask_token_id = mask
         origin = {"family": self.name, "config": raw, "folder": str(path.absolute()), "merged": merged}
-        setattr(model.config, ORIGIN, origin | filled)
+        setattr(model.config, ORIGIN, origin | recorded)
         return model
 
     def auto(self) -> Any:

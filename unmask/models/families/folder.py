@@ -1,8 +1,7 @@
-"""Foreign folders: a model filled from safetensors shard by shard, and written back as it came.
+"""Foreign folders: what is recorded of one as it is opened, so that it can be written back as it came.
 
 What a folder was like is kept in the model's config, as `origin`: its family and config.json, whether its experts were
-merged, which tensors it lacked and which had a dtype of their own. Memory is the model's and one tensor's; a shard is
-mapped, not read.
+merged, which tensors it lacked and which had a dtype of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from unmask.errors import UserError
 from unmask.models.families.find import family_of_model, origin_of
 from unmask.models.families.layout import Part
-from unmask.models.families.stored import Stored
+from unmask.models.families.stored import FLOATS, Stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
 
 #: Tensors of a checkpoint that follow from its config.
 DERIVED = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.cos_cached|rotary_emb\.sin_cached)")
+#: Rows of an embedding that are compared at a time.
+ROWS = 4096
 #: Bytes of a shard that is written; a tensor that is larger has one of its own.
 SHARD = 5_000_000_000
 #: Files of a folder, beside weights, config and tokeniser, that belong to its layout.
 BESIDE = ("*.py", "generation_config.json")
 
 
-@torch.no_grad()
-def fill(
-    model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family, later: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Copy every stored tensor to its places, but for those of ours that come `later`; returns what an origin records.
+def checked(model: PreTrainedModel, parts: list[Part], stored: Stored, family: Family) -> dict[str, Any]:
+    """What an origin records of a folder whose every tensor has its places in a model; nothing is copied.
 
     absent: optional tensors that are not there; head: the name of a head that is stored although it is the embedding;
-    dtypes: those that are not the usual one, by name.
+    dtypes: those that are not the usual one, by name. UserError for a tensor that is missing, has no place, or does not
+    fit.
     """
     ours, where = tensors(model), defaultdict(list)
     for part in parts:
@@ -54,48 +53,58 @@ def fill(
         more = f" and {len(required) - 1} more" if len(required) > 1 else ""
         raise UserError(f"model.name={stored.folder}: the checkpoint holds no {required[0]}{more}")
     stored.check_dtypes(name for name, parts in where.items() if name in stored.names and _floats(parts, ours))
-    for part in (part for name in absent for part in where[name]):
-        if part.ours not in later:
-            ours[part.ours][part.at].zero_()
     head = family.rename("lm_head.weight", {}) if model.config.tie_word_embeddings else None
-    found: dict[str, torch.dtype] = {}
-    tied: Tensor | None = None
-    for name, tensor in stored.tensors():
+    dtypes: dict[str, torch.dtype] = {}
+    for name, file in stored.file.items():
         if name == head:
-            tied = tensor
-        elif name in where:
-            dtype = _copy(tensor, where[name], ours, str(stored.file[name]), later)
-            found[name] = tensor.dtype if torch.promote_types(dtype, tensor.dtype) == dtype else dtype
+            continue
+        if name in where:
+            _check_shape(stored, name, where[name], ours)
+            wide, dtype = ours[where[name][0].ours].dtype, FLOATS.get(stored.dtype[name])
+            dtypes[name] = wide if dtype is None or torch.promote_types(wide, dtype) != wide else dtype
         elif not DERIVED.fullmatch(name):
             raise UserError(
-                f"{stored.file[name]}: holds {name}, for which {type(model).__name__}, as which {family.name} is run, "
-                f"has no place"
+                f"{file}: holds {name}, for which {type(model).__name__}, as which {family.name} is run, has no place"
             )
-    if tied is not None and not torch.equal(tied.to(embedding(model).dtype), embedding(model)):
+    head = head if head in stored.names else None
+    if head is not None and not _is_embedding(model, parts, stored, head):
         raise UserError(
             f"model.name={stored.folder}: config.json ties the head to the embedding, and {head} is another "
             f"tensor; say in config.json that they are not tied"
         )
-    usual = Counter(found.values()).most_common(1)[0][0]
-    own = {name: str(dtype).removeprefix("torch.") for name, dtype in found.items() if dtype != usual}
-    return {"absent": absent, "head": None if tied is None else head, "dtypes": own}
+    usual = Counter(dtypes.values()).most_common(1)[0][0]
+    own = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items() if dtype != usual}
+    return {"absent": absent, "head": head, "dtypes": own}
 
 
 def _floats(parts: list[Part], ours: dict[str, Tensor]) -> bool:
     return all(ours[part.ours].is_floating_point() for part in parts)
 
 
-def _copy(tensor: Tensor, parts: list[Part], ours: dict[str, Tensor], file: str, later: frozenset[str]) -> torch.dtype:
-    """Copy a stored tensor to its places; returns their dtype. UserError for another shape."""
+def _check_shape(stored: Stored, name: str, parts: list[Part], ours: dict[str, Tensor]) -> None:
+    """UserError unless the parts of a stored tensor have the shapes of their places."""
+    shape = stored.shape[name]
     for part in parts:
-        place = ours[part.ours][part.at]
-        piece = tensor if part.rows is None or not tensor.ndim else tensor[slice(*part.rows)]
-        if place.shape != piece.shape:
+        piece = shape
+        if part.rows is not None and shape:
+            piece = [len(range(*slice(*part.rows).indices(shape[0]))), *shape[1:]]
+        if list(ours[part.ours][part.at].shape) != piece:
             wanted = shape_of(parts, ours)
-            raise UserError(f"{file}: {part.theirs} has the shape {list(tensor.shape)}, config.json says {wanted}")
-        if part.ours not in later:
-            place.copy_(piece)
-    return ours[parts[0].ours].dtype
+            raise UserError(f"{stored.file[name]}: {name} has the shape {shape}, config.json says {wanted}")
+
+
+def _is_embedding(model: PreTrainedModel, parts: list[Part], stored: Stored, head: str) -> bool:
+    """Whether a stored head holds the values of the stored embedding, in the model's dtype."""
+    weight = embedding(model)
+    name = next(name for name, parameter in model.named_parameters() if parameter is weight)
+    theirs = next(part.theirs for part in parts if part.ours == name)
+    if stored.shape[head] != stored.shape[theirs]:
+        return False
+    rows = [[slice(first, first + ROWS)] for first in range(0, len(weight), ROWS)]
+    values = ((stored.piece(each, at).to(weight.dtype) for each in (head, theirs)) for at in rows)
+    same = all(torch.equal(*pair) for pair in values)
+    stored.close()
+    return same
 
 
 def write_folder(model: PreTrainedModel, folder: Path, shard: int = SHARD) -> dict[str, Any]:

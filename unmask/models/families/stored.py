@@ -6,18 +6,19 @@ Others may lie beside; they are read, all of them, only where a folder has neith
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unmask.errors import UserError
 from unmask.files import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-#: The dtypes of weights, in safetensors' terms.
-FLOATS = ("F64", "F32", "F16", "BF16")
+#: The dtypes of weights, by safetensors' terms.
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def is_own(folder: Path) -> bool:
@@ -28,8 +29,8 @@ def is_own(folder: Path) -> bool:
 class Stored:
     """The tensors of a folder of safetensors, by name; files are opened one at a time.
 
-    dtype: of each, in safetensors' terms. UserError: a file that is none or has gone, an index that does not fit the
-    files, a tensor that is stored twice.
+    dtype, shape: of each, the dtype in safetensors' terms. UserError: a file that is none or has gone, an index that
+    does not fit the files, a tensor that is stored twice.
     """
 
     def __init__(self, folder: Path):
@@ -38,6 +39,7 @@ class Stored:
         self.folder = folder
         self.file: dict[str, Path] = {}
         self.dtype: dict[str, str] = {}
+        self.shape: dict[str, list[int]] = {}
         self._opened: tuple[Path, Any] | None = None
         self._state: dict[Path, tuple[int, int, int]] = {}
         index: dict[str, str] = {}
@@ -57,7 +59,9 @@ class Stored:
                     for name in file.keys():
                         if name in self.file:
                             raise UserError(f"{path}: holds {name}, as {self.file[name].name} does; remove one of them")
-                        self.file[name], self.dtype[name] = path, file.get_slice(name).get_dtype()
+                        header = file.get_slice(name)
+                        self.file[name], self.dtype[name] = path, header.get_dtype()
+                        self.shape[name] = header.get_shape()
             except (SafetensorError, OSError) as error:
                 raise UserError(f"{path}: not a safetensors file ({error}); fetch it again") from None
             self._state[path] = _state(path)
@@ -75,7 +79,8 @@ class Stored:
         """UserError for one of these that is no floating-point tensor, or one of eight bits."""
         for name in names:
             if self.dtype[name] not in FLOATS:
-                known = f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
+                *others, last = FLOATS
+                known = f"{', '.join(others)} or {last}"
                 raise UserError(f"{self.file[name]}: {name} is stored as {self.dtype[name]}; store it as {known}")
 
     def check_unchanged(self) -> None:
@@ -86,15 +91,6 @@ class Stored:
             if _state(path) != state:
                 raise UserError(f"{path}: was changed while the model was loaded; start again")
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, file by file."""
-        from safetensors import safe_open
-
-        for path in dict.fromkeys(self.file.values()):
-            with safe_open(path, "pt") as file:
-                for name in file.keys():
-                    yield name, file.get_tensor(name)
-
     def piece(self, name: str, at: list[slice]) -> Tensor:
         """A slice of one tensor; its file stays open until another one is asked for."""
         from safetensors import safe_open
@@ -102,7 +98,10 @@ class Stored:
         path = self.file[name]
         if self._opened is None or self._opened[0] != path:
             self._opened = path, safe_open(path, "pt")
-        return self._opened[1].get_slice(name)[tuple(at)]
+        return self._opened[1].get_slice(name)[tuple(at)] if at else self._opened[1].get_tensor(name)
+
+    def close(self) -> None:
+        self._opened = None
 
 
 def _state(path: Path) -> tuple[int, int, int]:

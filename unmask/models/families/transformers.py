@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,9 @@ from unmask.models.bars import bars_in_terminals_only
 from unmask.models.families import sound
 from unmask.models.families.base import Family
 from unmask.models.families.find import every_family, family_of_type
-from unmask.models.families.folder import fill, shapes
+from unmask.models.families.folder import checked, shapes
+from unmask.models.families.layout import Part
+from unmask.models.families.materialise import FolderSource, leave, without_values
 from unmask.models.families.stored import Stored, is_own
 from unmask.models.special import read_generation, with_special_tokens
 from unmask.registry import nearest
@@ -25,25 +28,22 @@ from unmask.registry import nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from unmask.models.families.deferred import Deferred
-
 #: What transformers is told of any checkpoint: nothing is fetched, and no code of it is run.
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Transformers(Family):
-    """A model of transformers under its own names, the experts of a layer one by one."""
+    """A model of transformers under its own names, the experts of a layer one by one or stacked."""
 
     name, foreign = "transformers", False
 
-    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None) -> PreTrainedModel:
+    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
         _check_type(path, raw)
         stored = _own_tensors(path, raw)
         with _refusing(path, raw):
-            if deferred is not None and stored is not None:
-                model = self._deferring(stored, raw, dtype, deferred)
-                if model is not None:
-                    return model
+            model = self._unread(path, raw, dtype, stored) if stored is not None else None
+            if model is not None:
+                return model
             model, info = self.pretrained(path, dtype)
         _check_filled(path, info, stored)
         _check_tied(path, model)
@@ -57,17 +57,33 @@ class Transformers(Family):
                 folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
             )
 
-    def _deferring(
-        self, stored: Stored, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred
-    ) -> PreTrainedModel | None:
-        """The model of a folder that holds what transformers calls its own, by these names; None for another folder."""
-        model = empty_model(stored.folder, dtype)
-        parts = list(self.parts(shapes(model), raw, False))
+    def _unread(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, stored: Stored) -> PreTrainedModel | None:
+        """The model, without weights, of a folder that holds what transformers calls its own, by these names.
+
+        None for another folder: transformers renames, merges or leaves out some as it loads them.
+        """
+        with without_values():
+            model = empty_model(path, dtype)
+        stacked = any(name.endswith(".experts.down_proj") for name in stored.names)
+        parts = list(self.parts(shapes(model), raw, stacked))
         if {part.theirs for part in parts} != stored.names:
-            return None  # transformers renames, merges or leaves out some
-        deferred.lend(model, parts, stored)
-        fill(model, parts, stored, self, deferred.names)
+            return None
+        _keep_wide(model, dtype)
+        checked(model, parts, stored, self)
+        leave(model, FolderSource(parts, stored))
         return model.eval()
+
+    def parts(self, shapes: Mapping[str, tuple[int, ...]], raw: dict[str, Any], merged: bool) -> Iterator[Part]:
+        """merged: the experts of a layer are stacked, as the model has them."""
+        return (Part(name, name) for name in shapes) if merged else super().parts(shapes, raw, merged)
+
+
+def _keep_wide(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give parameters on `meta` that transformers keeps in another dtype as it loads them that dtype."""
+    for pattern, wide in model._get_dtype_plan(dtype).items():
+        for name, parameter in model.named_parameters():
+            if re.search(pattern.replace("*", ".*"), name) and parameter.dtype != wide:
+                parameter.data = parameter.data.to(wide)
 
 
 def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -217,7 +233,7 @@ class Gguf(Transformers):
     def holds(self, path: Path) -> bool:
         return path.is_file()
 
-    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype, deferred: Deferred | None) -> PreTrainedModel:
+    def open(self, path: Path, raw: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
         from transformers import GgufConfig
 
         check_file(path)
