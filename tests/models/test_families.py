@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.models import published
 from tests.models.published import PUBLISHED
-from tests.training.tiny import MODEL, documents
+from tests.training.tiny import MODEL, documents, losses, train
 from unmask import Trainer
 from unmask.cli import app
 from unmask.cli.say import evaluation
@@ -22,6 +22,7 @@ from unmask.export import export
 from unmask.models import load
 from unmask.models.families import families
 from unmask.models.families import folder as folders
+from unmask.models.families.materialise import fill
 from unmask.models.families.stored import Stored
 from unmask.runs.open import open_model
 from unmask.sampling import opening, sample
@@ -399,3 +400,26 @@ def test_an_index_leads_nowhere_else(tmp_path, name):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": named}}))
     with pytest.raises(UserError, match="which is no file of this folder"):
         Stored(folder)
+
+
+def test_a_family_with_a_forward_of_its_own_is_one_file_and_one_line(tmp_path):
+    """Trained from a configuration, sampled, exported, opened, filled late, and trained further."""
+    from transformers import AutoModelForCausalLM
+
+    from tests.models.parallel_layers import Layer
+
+    trainer = train(tmp_path / "run", "training.steps=2", model={"model_type": "side_by_side"})
+    opened = open_model(tmp_path / "run")
+    assert {type(layer) for layer in opened.model.model.layers} == {Layer}
+    found = sample(opened.model, None, [3, 4, 5], decoding=opened.objective.decoding, length=8, steps=4)
+    assert len(found.token) == 8
+    out = export(tmp_path / "run", tmp_path / "out")
+    again, wanted = open_model(out), opened.model.state_dict()
+    late = load(ModelConfig(name=str(out)), divided=True).model
+    fill(late, "cpu")
+    for model in (again.model, late, trainer.run.model):
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    assert again.objective == opened.objective and torch.equal(logits(again.model), logits(opened.model))
+    assert not torch.equal(logits(opened.model), logits(AutoModelForCausalLM.from_pretrained(out)))  # Qwen3's layers
+    options = ("model.config=null", f"model.name={out}", "model.mask_token_id=null", "training.steps=1")
+    assert len(losses(tmp_path / "run")) == 2 and train(tmp_path / "more", *options).summary.step == 1

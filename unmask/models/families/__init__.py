@@ -16,10 +16,12 @@ from unmask.models.families.find import (
     origin_of,
 )
 from unmask.models.families.folder import write_folder
+from unmask.models.families.transformers import Transformers
 
 __all__ = [
     "ORIGIN",
     "Family",
+    "Transformers",
     "families",
     "family_at",
     "family_of",

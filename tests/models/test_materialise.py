@@ -1,4 +1,4 @@
-"""Weights that are read late are those that are read at once, in memory of their own."""
+"""Weights that are filled in after a model was built are those that it is loaded with at once."""
 
 import json
 
@@ -13,14 +13,14 @@ from tests.training.tiny import config
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import load
-from unmask.models.families.deferred import Deferred
+from unmask.models.families.materialise import fill, is_unread
 from unmask.training.setup import prepare
 
 
 def both(folder, **settings):
-    """(loaded whole, loaded late and not yet read, what is to be read)."""
-    config, deferred = ModelConfig(name=str(folder), mask_token_id=39, **settings), Deferred()
-    return load(config).model, load(config, deferred=deferred).model, deferred
+    """(loaded at once, loaded and not yet filled)."""
+    config = ModelConfig(name=str(folder), mask_token_id=39, **settings)
+    return load(config).model, load(config, divided=True).model
 
 
 def is_whole(late, whole):
@@ -34,20 +34,18 @@ def is_whole(late, whole):
 @pytest.mark.parametrize("layout", PUBLISHED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_of_published_layouts(layout, dtype, tmp_path):
-    whole, late, deferred = both(write(tmp_path, PUBLISHED[layout](), 3), dtype=dtype)
-    assert deferred.names and all(".layers.0." not in name for name in deferred.names)
-    lent = {each.data_ptr() for name, each in late.named_parameters() if ".layers." in name}
-    assert len(lent) < len(deferred.names)
-    deferred.read(late)
+    whole, late = both(write(tmp_path, PUBLISHED[layout](), 3), dtype=dtype)
+    assert all(each.is_meta for name, each in late.named_parameters() if ".layers." in name)
+    fill(late, "cpu")
     is_whole(late, whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_of_transformers_own(family, tmp_path):
     load(ModelConfig(config=FAMILIES[family], mask_token_id=39), seed=1).model.save_pretrained(tmp_path)
-    whole, late, deferred = both(tmp_path)
-    assert deferred.names
-    deferred.read(late)
+    whole, late = both(tmp_path)
+    assert is_unread(late)
+    fill(late, "cpu")
     is_whole(late, whole)
 
 
@@ -57,8 +55,8 @@ def test_what_transformers_would_rename_is_loaded_whole(tmp_path):
     tensors = load_file(file)
     renamed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(renamed, file, metadata={"format": "pt"})
-    whole, late, deferred = both(tmp_path)
-    assert not deferred.names and torch.equal(whole.model.norm.weight, tensors["model.norm.weight"])
+    whole, late = both(tmp_path)
+    assert not is_unread(late) and torch.equal(whole.model.norm.weight, tensors["model.norm.weight"])
     is_whole(late, whole)
 
 
@@ -75,18 +73,18 @@ def test_the_files_that_are_read_are_those_that_transformers_reads(own, stale_in
     if stale_index:
         table = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model_old.safetensors")}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(table))
-    whole, late, deferred = both(tmp_path)
-    assert torch.equal(whole.model.norm.weight, tensors["model.norm.weight"]) and deferred.names
-    deferred.read(late)
+    whole, late = both(tmp_path)
+    assert torch.equal(whole.model.norm.weight, tensors["model.norm.weight"]) and is_unread(late)
+    fill(late, "cpu")
     is_whole(late, whole)
 
 
 def test_without_an_index_every_file_of_a_family_counts_and_no_tensor_twice(tmp_path):
     write(tmp_path, made := PUBLISHED["SDAR"](), 3)
     (tmp_path / "model.safetensors.index.json").unlink()
-    whole, late, deferred = both(tmp_path)
+    whole, late = both(tmp_path)
     assert torch.equal(whole.model.norm.weight, made.tensors["model.norm.weight"])
-    deferred.read(late)
+    fill(late, "cpu")
     is_whole(late, whole)
     save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "old.safetensors")
     with pytest.raises(UserError, match="old.safetensors: holds model.norm.weight, as model-.* does; remove one"):
@@ -98,36 +96,36 @@ def test_a_head_that_config_json_ties_and_the_folder_does_not_is_refused(tmp_pat
     load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39)).model.save_pretrained(tmp_path)
     file, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
-    for deferred in (None, Deferred()):
+    for divided in (False, True):
         with pytest.raises(UserError, match="say in config.json that they are not tied"):
-            load(ModelConfig(name=str(tmp_path), mask_token_id=39), deferred=deferred)
+            load(ModelConfig(name=str(tmp_path), mask_token_id=39), divided=divided)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for model in both(tmp_path)[:2]:
+    for model in both(tmp_path):
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize("change", ["gone", "another", "shape"])
 def test_a_file_that_changes_before_it_is_read(change, tmp_path):
-    _, late, deferred = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
+    _, late = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
     file = tmp_path / "model-00002-of-00003.safetensors"
     tensors = load_file(file)
     file.unlink()
     if change != "gone":
         save_file({k: v[:1].clone() if change == "shape" else v + 1 for k, v in tensors.items()}, file)
     with pytest.raises(UserError, match=r"model-00002-of-00003.safetensors: (has gone|was changed)") as caught:
-        deferred.read(late)
+        fill(late, "cpu")
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     """torch's own message would hold a traceback."""
-    _, late, deferred = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
+    _, late = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
     for file in tmp_path.glob("*-0000[23]-*.safetensors"):
         file.unlink()
-    monkeypatch.setattr(deferred.stored, "check_unchanged", lambda: None)
+    monkeypatch.setattr(late.unread.source.stored, "check_unchanged", lambda: None)
     with pytest.raises(UserError, match="cannot be read any more: No such file") as caught:
-        deferred.read(late)
+        fill(late, "cpu")
     assert "\n" not in str(caught.value)
 
 
