@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.models.families import FAMILIES
 from tests.models.published import PUBLISHED
 from tests.models.test_families import write
-from tests.training.tiny import config
+from tests.training.tiny import config, train
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import load
@@ -40,13 +41,27 @@ def test_of_published_layouts(layout, dtype, tmp_path):
     is_whole(late, whole)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_of_transformers_own(family, tmp_path):
+def test_of_transformers_own(family, dtype, tmp_path):
     load(ModelConfig(config=FAMILIES[family], mask_token_id=39), seed=1).model.save_pretrained(tmp_path)
-    whole, late = both(tmp_path)
+    whole, late = both(tmp_path, dtype=dtype)
     assert is_unread(late)
     fill(late, "cpu")
     is_whole(late, whole)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    is_whole(late, stock)
+    is_whole(whole, stock)
+
+
+def test_of_a_step_of_a_run(tmp_path):
+    trained = train(tmp_path / "run", "training.steps=1")
+    step = ModelConfig(name=str(tmp_path / "run"), dtype="bfloat16")
+    whole, late = load(step).model, load(step, divided=True).model
+    assert is_unread(late)
+    fill(late, "cpu")
+    is_whole(late, whole)
+    is_whole(late, trained.run.model.to(torch.bfloat16))
 
 
 def test_what_transformers_would_rename_is_loaded_whole(tmp_path):
