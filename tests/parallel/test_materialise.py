@@ -11,11 +11,13 @@ import torch
 from tests.models.published import PUBLISHED, VOCABULARY
 from tests.models.test_families import write
 from tests.parallel.matrix import SMOOTH
+from tests.parallel.test_diffusion_gemma import STEADY
 from tests.parallel.test_parity import close, is_one
 from tests.parallel.trainer_cases import LONG_STEPS, MODELS, Case, train
 
 BASE = Case("block_diffusion (bd3lm)", "auto", blocks=1, batch_size=4, micro_batch=1)
 SINGLE = {"dtype": "float32", "options": SMOOTH}
+CANVASES = Case("diffusion_gemma", blocks=1, model="gemma", data="prompt", batch_size=4, micro_batch=1, options=STEADY)
 #: Published models are trained here with another objective than their own.
 CONVERT = "objective.convert=true"
 #: (layout, mesh); a layout is a published one, or the model of the parity matrix that transformers saves.
@@ -30,18 +32,27 @@ CASES = {
     "experts, csbp and fsdp": ("experts", replace(BASE, blocks=2, zero=3, placement="csbp", **SINGLE)),
     "sliding, csbp and fsdp in half the dtype": ("sliding", replace(BASE, blocks=2, zero=3, placement="csbp")),
     "adapters, fsdp": ("full", replace(BASE, shards=2, options=("model.lora.rank=3",))),
+    "a step of a run, fsdp": ("run", replace(BASE, shards=2)),
+    "canvases, fsdp": ("gemma", replace(CANVASES, shards=2)),
 }
 
 
 def stored(layout, folder):
-    """A checkpoint in three files; its first layer is not like the others'. Returns the mask token."""
+    """A checkpoint in several files; its first layer is not like the others'. Returns the mask token."""
     if layout in PUBLISHED:
         write(folder, PUBLISHED[layout](), 3)
         return VOCABULARY - 1
+    from tests.training import tiny
     from tests.training.tiny import MODEL
     from unmask.config import ModelConfig
     from unmask.models import load
 
+    if layout == "run":
+        tiny.train(folder, "training.steps=1", model={"num_hidden_layers": 3})
+        return 63
+    if layout == "gemma":
+        load(ModelConfig(config=MODELS[layout]), seed=3).model.save_pretrained(folder)
+        return None
     model, _, _ = load(ModelConfig(config={**MODEL, **MODELS[layout]}, mask_token_id=63, fused=False), seed=3)
     size = sum(each.numel() * each.element_size() for each in model.parameters())
     model.to(torch.bfloat16 if layout == "sliding" else torch.float32).save_pretrained(folder, max_shard_size=size // 3)
@@ -69,11 +80,12 @@ def test_routers_that_are_kept_in_fp32_beside_bf16(options, workers, tmp_path):
 def test_parts_that_are_read_are_those_of_the_whole(of, workers, tmp_path):
     layout, case = CASES[of]
     mask = stored(layout, tmp_path / "stored")
-    options = ("model.config=null", f"model.name={tmp_path / 'stored'}", f"model.mask_token_id={mask}", *case.options)
+    options = ("model.config=null", f"model.name={tmp_path / 'stored'}", *case.options)
+    options += () if mask is None else (f"model.mask_token_id={mask}",)
     options += (CONVERT,) if layout in PUBLISHED else ()
     case = replace(case, options=options)
-    one = train(case.alone(), str(tmp_path / "one"), None, mask)
-    ranks = workers(case.ranks).run(train, case, str(tmp_path / "many"), None, mask)
+    one = train(case.alone(), str(tmp_path / "one"), None, mask or 63)
+    ranks = workers(case.ranks).run(train, case, str(tmp_path / "many"), None, mask or 63)
     assert not one["in_parts"] and all(rank["in_parts"] for rank in ranks)
     assert all(rank["held"] < 0.75 * one["held"] for rank in ranks)
     is_one(ranks, one, case)
