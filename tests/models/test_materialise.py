@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.models.families import FAMILIES
 from tests.models.published import PUBLISHED
@@ -62,6 +62,15 @@ def test_of_a_step_of_a_run(tmp_path):
     fill(late, "cpu")
     is_whole(late, whole)
     is_whole(late, trained.run.model.to(torch.bfloat16))
+
+
+def test_a_mask_token_may_grow_the_ends_before_the_rest_is_read(tmp_path):
+    fields = {key: value for key, value in FAMILIES["llama"].items() if key != "model_type"}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields)).save_pretrained(tmp_path)
+    whole, late = (load(ModelConfig(name=str(tmp_path)), divided=divided).model for divided in (False, True))
+    assert late.config.mask_token_id == fields["vocab_size"] and is_unread(late)
+    fill(late, "cpu")
+    is_whole(late, whole)
 
 
 def test_what_transformers_would_rename_is_loaded_whole(tmp_path):

@@ -237,7 +237,7 @@ def _shapes_only(model: PreTrainedModel) -> Iterator[None]:
     if any(map(unfit, experts_of(model).values())):
         model.set_experts_implementation("batched_mm")  # transformers' grouped one takes no fp32 without values
     try:
-        with FakeTensorMode() as fake, faked(model, fake):
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, faked(model, fake):  # buffers are there
             yield
     finally:
         logger.disabled = quiet
@@ -246,7 +246,10 @@ def _shapes_only(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def faked(model: nn.Module, fake: Any, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Fake tensors in place of parameters, and of buffers on `meta`; tied ones stay tied. device: of those on `meta`."""
+    """Fake tensors in place of parameters, and of buffers on `meta`; tied ones stay tied.
+
+    device: of those on `meta`.
+    """
 
     def like(each: Any) -> Any:
         if not each.is_meta:

@@ -69,16 +69,16 @@ def load(
         )
     adapt(model)
     mask_token_id = _mask_token(model, tokenizer, config) if masked else None
-    if needs_whole(config) or not divided:
+    check_attention(model)
+    dropout.off(model)
+    proofs = proofs_of(model, device)
+    if needs_whole(config.lora) or not divided:
         # What is put in four bits goes to the device as it is.
         fill(model, "cpu" if config.lora.quantize != "none" else device)
     if "mask_token" in config.lora.train:
         fill(model, device, [model.get_input_embeddings(), model.get_output_embeddings()])
     lora.quantize(model, config.lora, device)
     move(model, device)
-    check_attention(model)
-    dropout.off(model)
-    proofs = proofs_of(model, device)
     if config.fused:
         fuse(model, proofs)
     with stand_ins(model, device):  # peft puts adapters where weights are

@@ -86,7 +86,7 @@ class Run:
             for key in evaluation.given()
         ]  # fmt: skip
         whole = self.config.model.name
-        if whole and divides(self.config) and not (self.in_parts or needs_whole(self.config.model)):
+        if whole and divides(self.config) and not (self.in_parts or needs_whole(self.config.model.lora)):
             unused.append(
                 f"model.name={whole}: loaded whole by every process before it keeps its part (the documentation of "
                 f"models says which are)"

@@ -27,7 +27,7 @@ from unmask.models.families.stored import Stored
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from unmask.config import ModelConfig
+    from unmask.config import AdapterConfig
 
 META = torch.device("meta")
 #: What peft puts into the name of a weight that has an adapter.
@@ -52,9 +52,9 @@ class Unread(NamedTuple):
     names: dict[str, str]
 
 
-def needs_whole(config: ModelConfig) -> bool:
+def needs_whole(lora: AdapterConfig) -> bool:
     """Whether the weights of a model must be read whole before anything divides it."""
-    return config.lora.dora or config.lora.quantize != "none"
+    return lora.dora or lora.quantize != "none"
 
 
 @contextmanager
