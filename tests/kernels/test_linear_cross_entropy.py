@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.kernels import plain
-from unmask.kernels import linear_cross_entropy as public
-from unmask.kernels import linear_log_probs, linear_logits
+from unmask.kernels import Projection, linear_cross_entropy, linear_log_probs, linear_logits
 
 ROWS, WIDTH, VOCABULARY = 23, 12, 37
 
@@ -33,6 +32,12 @@ def inputs(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> Inputs:
     label = torch.randint(1, VOCABULARY, (rows,), generator=generator)
     loss_weight = torch.rand(rows, generator=generator, dtype=torch.float64).to(dtype) * 3
     return Inputs(leaf(rows, WIDTH), leaf(VOCABULARY, WIDTH), label, loss_weight, leaf(VOCABULARY))
+
+
+def public(
+    hidden: Tensor, weight: Tensor, label: Tensor, loss_weight: Tensor, exclude: int | None = None, **more: Any
+) -> tuple[Tensor, Tensor]:
+    return linear_cross_entropy(hidden, Projection(weight, **more), label, loss_weight, exclude)
 
 
 def chunked(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -57,8 +62,9 @@ def test_any_chunk_size_equals_whole_logits(
         torch.testing.assert_close(got, expected, rtol=loss_tolerance, atol=loss_tolerance)
         torch.testing.assert_close(nll, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         assert not nll.requires_grad
-        log_probs = linear_log_probs(*given[:3], **options)
-        logits = linear_logits(*given[:2], **options)
+        head = Projection(given.weight, options["bias"], softcap)
+        log_probs = linear_log_probs(given.hidden, head, given.label, exclude)
+        logits = linear_logits(given.hidden, head, exclude)
         losses = torch.nn.functional.cross_entropy(logits, given.label, reduction="none")
         torch.testing.assert_close(-log_probs, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         ways = {
@@ -98,7 +104,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch, softcap: float | None, exclu
         return public(hidden, weight, given.label, given.loss_weight, bias=bias, softcap=softcap, exclude=exclude)[0]
 
     def ratio(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return linear_log_probs(hidden, weight, given.label, bias=bias, softcap=softcap, exclude=exclude).exp().sum()
+        return linear_log_probs(hidden, Projection(weight, bias, softcap), given.label, exclude).exp().sum()
 
     assert torch.autograd.gradcheck(ratio, (given.hidden, given.weight, given.bias))
     assert torch.autograd.gradcheck(loss, (given.hidden, given.weight, given.bias))
@@ -145,7 +151,9 @@ def test_only_wanted_gradients_are_formed_and_rows_may_be_none() -> None:
     assert float(total.detach()) == 0.0 and nll.shape == (0,)
     dh, dw = torch.autograd.grad(total, (empty.hidden, empty.weight))
     assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
-    dh, dw = torch.autograd.grad(linear_log_probs(*empty[:3]).sum(), (empty.hidden, empty.weight))
+    dh, dw = torch.autograd.grad(
+        linear_log_probs(empty.hidden, Projection(empty.weight), empty.label).sum(), (empty.hidden, empty.weight)
+    )
     assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
 
 
@@ -168,5 +176,5 @@ def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sizes():
         total, _ = public(*given[:4])
         total.backward()
-        linear_log_probs(*given[:3]).exp().sum().backward()
+        linear_log_probs(given.hidden, Projection(given.weight), given.label).exp().sum().backward()
     assert max(sizes) <= max(200 * WIDTH, VOCABULARY * WIDTH)

@@ -11,7 +11,7 @@ the gradients that arrive in the backward pass, which forms each chunk's logits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -31,59 +31,45 @@ class Options(TypedDict, total=False):
     shard: VocabularyShard | None
 
 
+class Projection(NamedTuple):
+    """From hidden states to logits: weight [vocabulary, width], an optional bias [vocabulary] and soft-cap of logits.
+
+    shard: which part of the vocabulary weight and bias are, where a group's ranks divide it. All of them then call what
+    is below with the same hidden, label (ids of the whole vocabulary), loss_weight and exclude; they get the same
+    results and the same gradient of hidden, and each that of its own part. What they make of the results stands for one
+    loss: backward starts from the same gradient on each.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    shard: VocabularyShard | None = None
+
+
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    label: Tensor,
-    loss_weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    **options: Unpack[Options],
+    hidden: Tensor, head: Projection, label: Tensor, loss_weight: Tensor, exclude: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of cross-entropies and the single ones.
 
-    hidden [n, width], weight [vocabulary, width], label int64 [n], loss_weight [n], bias [vocabulary]; `softcap`
-    squashes the logits, `exclude` is a token id whose logit is taken as -inf. Returns (sum, nll fp32 [n]), of which
-    nll carries no gradient.
+    hidden [n, width], label int64 [n], loss_weight [n]; `exclude` is a token id whose logit is taken as -inf. Returns
+    (sum, nll fp32 [n]), of which nll carries no gradient.
     Matrix products run in autocast's dtype where it is on, sums in fp32 (fp64 for fp64).
-
-    shard: weight and bias are a part of a vocabulary divided over a group's ranks. All of them call this with the same
-    hidden, label (ids of the whole vocabulary), loss_weight and exclude, get the same results and the same gradient of
-    hidden, and each that of its own part. The loss stands for one loss on all ranks: backward starts from the same
-    gradient on each.
     """
-    hidden, grad = _cast(hidden), _wants_gradient(hidden, weight, bias)
-    return _WeightedSum.apply(hidden, weight, bias, label, loss_weight, _softmax(**options), grad)
+    hidden, weight, bias = _cast(hidden), head.weight, head.bias
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    return _WeightedSum.apply(hidden, weight, bias, label, loss_weight, _softmax(head, exclude), grad)
 
 
-def linear_log_probs(
-    hidden: Tensor,
-    weight: Tensor,
-    label: Tensor,
-    *,
-    bias: Tensor | None = None,
-    **options: Unpack[Options],
-) -> Tensor:
+def linear_log_probs(hidden: Tensor, head: Projection, label: Tensor, exclude: int | None = None) -> Tensor:
     """log p(label) of every row, fp32 [n] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy."""
-    return _LogProbs.apply(_cast(hidden), weight, bias, label, _softmax(**options))
+    return _LogProbs.apply(_cast(hidden), head.weight, head.bias, label, _softmax(head, exclude))
 
 
-def linear_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    exclude: int | None = None,
-    shard: VocabularyShard | None = None,
-) -> Tensor:
-    """The logits, fp32 [n, vocabulary] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy.
-
-    Of a divided vocabulary every rank gets those of the whole, and must take the same loss of them.
-    """
-    if shard is not None:
-        hidden = summed_gradient(hidden, shard)
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+def linear_logits(hidden: Tensor, head: Projection, exclude: int | None = None) -> Tensor:
+    """The logits, fp32 [n, vocabulary] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy."""
+    softcap, shard = head.softcap, head.shard
+    hidden = hidden if shard is None else summed_gradient(hidden, shard)
+    logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -126,17 +112,13 @@ class _Whole(NamedTuple):
         return dh
 
 
-def _softmax(softcap: float | None = None, exclude: int | None = None, shard: VocabularyShard | None = None) -> Softmax:
-    return _Whole(softcap, exclude) if shard is None else Divided(softcap, exclude, shard)
+def _softmax(head: Projection, exclude: int | None) -> Softmax:
+    return _Whole(head.softcap, exclude) if head.shard is None else Divided(head.softcap, exclude, head.shard)
 
 
 def _cast(hidden: Tensor) -> Tensor:
     device = hidden.device.type
     return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
-
-
-def _wants_gradient(*inputs: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 class _WeightedSum(torch.autograd.Function):
