@@ -7,7 +7,7 @@ theirs with an entry point of group `unmask.verbs`.
 from __future__ import annotations
 
 import inspect as introspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -74,42 +74,21 @@ Output = Annotated[Path, typer.Argument(help="Folder to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 
 
-class _Commands(Mapping[str, Any]):
-    """name -> command of a verb, made when it is asked for; built-in verbs come first, in their order."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*BUILTIN, *verbs.names()]))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in BUILTIN and name not in verbs.names():
-            raise KeyError(name)
-        verb = verbs[name]
-        return get_command(verb if isinstance(verb, typer.Typer) else _alone(name, verb))
-
-
-def _alone(name: str, verb: Callable[..., None]) -> typer.Typer:
-    """A program of one verb."""
-    program = typer.Typer(add_completion=False, rich_markup_mode=None)
-    program.command(name)(grouped(verb))
-    return program
-
-
 class _Verbs(TyperGroup):
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.commands: Any = _Commands()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
+        self.commands: Any = dict.fromkeys([*BUILTIN, *verbs.names()])  # each is made when it is asked for
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        if found is None and cmd_name in SYNONYMS and not ctx.resilient_parsing:
+        if cmd_name in self.commands:
+            program = verb = verbs[cmd_name]
+            if not isinstance(verb, typer.Typer):
+                program = typer.Typer(add_completion=False, rich_markup_mode=None)
+                program.command(cmd_name)(grouped(verb))
+            return get_command(program)
+        if cmd_name in SYNONYMS and not ctx.resilient_parsing:
             raise UserError(f"unknown command {cmd_name!r}: use {SYNONYMS[cmd_name]}")
-        return found
+        return None
 
 
 app = typer.Typer(
