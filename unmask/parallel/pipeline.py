@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -72,27 +72,23 @@ def stage_of(row_model: RowModel, layers: range, first: bool, last: bool) -> Row
     found._modules, model._modules = dict(found._modules), dict(model._modules)
     base._modules = dict(base._modules)
     found._modules["model"], model._modules[model.base_model_prefix] = model, base
-    every = decoder_layers(row_model.model)
-    base._modules["layers"] = nn.ModuleList(
-        [layer if number in layers else Absent(layer) for number, layer in enumerate(every)]
-    )
-    if not first:
-        _leave_out(base, row_model.model.get_input_embeddings())
-    if not last:
-        _leave_out(model, row_model.model.get_output_embeddings())
-        _leave_out(base, _norm(base))
+    _keep(model, row_model.model, layers, first, last)
     return found
 
 
-def _leave_out(parent: nn.Module, module: nn.Module | None) -> None:
-    for name, child in parent._modules.items():
-        if child is module and module is not None:
-            parent._modules[name] = Absent(module)
-
-
-def _norm(base: nn.Module) -> nn.Module | None:
-    """The norm after the last layer; None where a model has it elsewhere, which `check` finds out."""
-    return base._modules.get("norm")
+def _keep(model: Any, whole: Any, layers: Collection[int], embeds: bool, last: bool) -> None:
+    """Leave in `model`, whose modules are those of `whole`, these layers only; embeds: the embedding, too; last: the
+    head, and the norm after the last layer (where a model has it elsewhere `check` finds that out)."""
+    base, embedding, head = model.base_model, whole.get_input_embeddings(), whole.get_output_embeddings()
+    base._modules["layers"] = nn.ModuleList(
+        [layer if number in layers else Absent(layer) for number, layer in enumerate(decoder_layers(whole))]
+    )
+    left_out = [] if embeds else [(base, embedding)]
+    left_out += [] if last else [(model, head), (base, base._modules.get("norm"))]
+    for parent, module in left_out:
+        for name, child in parent._modules.items():
+            if child is module is not None:
+                parent._modules[name] = Absent(module)
 
 
 @torch.no_grad()
@@ -241,7 +237,9 @@ class Pipeline(nn.Module):
         shared = _weight(model.get_input_embeddings()) is _weight(model.get_output_embeddings())
         #: Whether this rank holds one of two copies of a weight that embedding and head share.
         self.tied = shared and self.first != self.last
-        self.row_model = self._without_others(row_model, self.first or self.tied)
+        ours = {layer for number in self.numbers for layer in layout.span(number)}
+        _keep(model, model, ours, self.first or self.tied, self.last)
+        self.row_model = row_model
         self._schedule: tuple[Any, tuple[int, int]] | None = None
         self._rows = 0
         self._idle = 0.0
@@ -337,20 +335,6 @@ class Pipeline(nn.Module):
         nll = nll.to(wide) if self.last else torch.empty(int(count), dtype=wide, device=self.mesh.device)
         dist.broadcast(nll, group=self.group, group_src=source)
         return nll
-
-    def _without_others(self, row_model: RowModel, embeds: bool) -> RowModel:
-        """The row model with what belongs to no stage of this rank left out, in place."""
-        model = row_model.model
-        base, own = model.base_model, {layer for number in self.numbers for layer in self.layout.span(number)}
-        for number, layer in enumerate(decoder_layers(model)):
-            if number not in own:
-                base.layers[number] = Absent(layer)
-        if not embeds:
-            _leave_out(base, model.get_input_embeddings())
-        if not self.last:
-            _leave_out(model, model.get_output_embeddings())
-            _leave_out(base, _norm(base))
-        return row_model
 
 
 def _cause(error: BaseException) -> BaseException:
