@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from unmask.attention import NAME, Plan
 from unmask.errors import UserError
 from unmask.models import dropout, fuse, last_layer
-from unmask.models.decoder import decoder_layers, spec_of
+from unmask.models.decoder import DecoderSpec, decoder_layers, spec_of
 from unmask.models.positions import limit_of
 from unmask.rows import Rows, Stream, assemble
 
@@ -77,7 +77,7 @@ def proofs_of(model: PreTrainedModel, device: torch.device | str | None = None) 
     """
     proofs: Proofs | None = vars(model).get("proofs")
     if proofs is None:
-        proofs = _proven(miniature(model, device=device), len(spec_of(model).layers))
+        proofs = _proven(miniature(model, device=device), spec_of(model))
         vars(model)["proofs"] = proofs
     return proofs
 
@@ -166,17 +166,17 @@ def _built(kind: Any, config: Any, dtype: torch.dtype, device: torch.device | st
 
 
 @torch.no_grad()
-def _proven(model: PreTrainedModel, layers: int) -> Proofs:
-    """layers: of the model that this is the miniature of."""
+def _proven(model: PreTrainedModel, whole: DecoderSpec) -> Proofs:
+    """whole: the model that this is the miniature of."""
     spec, limit, device = spec_of(model), limit_of(model.config), model.device
     rows = trial_rows(POSITIONS if limit is None else limit.tokens)
     plan = partial(Plan.from_rows, rows, dict.fromkeys(spec.windows), backend="reference", device=device)
     forms = list(fuse.forms(model))
     last = decoder_layers(model)[-1]
-    routers = {name: model.get_submodule(name) for name in spec.routers}
+    routers = {name: model.get_submodule(name) if name in spec.routers else None for name in whole.routers}
     token, position = (torch.from_numpy(each)[None].to(device) for each in (rows.token, rows.position))
     before = _generators(device)
-    watched = {*(form.module for form in forms), *routers.values(), last, model.base_model}
+    watched = {*(form.module for form in forms), *filter(None, routers.values()), last, model.base_model}
     model.train()
     with _calls(watched) as calls:
         logits = model(input_ids=token, position_ids=position, plan=plan(), use_cache=False).logits
@@ -191,7 +191,7 @@ def _proven(model: PreTrainedModel, layers: int) -> Proofs:
     classes = {(form.kind, form.name): (form.kind, type(form.module).__name__) for form in forms}
     unlike = {classes[each] for each, fits in tried.items() if not fits}
     skips = False
-    if len(spec.layers) == layers and (forward := last_layer.skipping(last, spec)) is not None:
+    if spec.layers == whole.layers and (forward := last_layer.skipping(last, spec)) is not None:
         own = calls[last]
         labelled = torch.from_numpy(rows.labelled).to(device)
         some = {**own.kwargs, "plan": plan(labelled_window=spec.windows[-1])}
@@ -201,7 +201,7 @@ def _proven(model: PreTrainedModel, layers: int) -> Proofs:
         frozenset(classes[each] for each in tried if each[0] != "attention") - unlike,
         skips,
         _is_plain(model, calls[model.base_model].output.last_hidden_state, logits),
-        {name: _not_softmax(type(router).__name__, calls[router].output) for name, router in routers.items()},
+        {name: _not_softmax(router, calls) for name, router in routers.items()},
     )
 
 
@@ -241,9 +241,12 @@ def _is_plain(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> bool:
     return close(ours, logits.to(ours.dtype))
 
 
-def _not_softmax(kind: str, output: Any) -> str | None:
-    """Why the losses are not defined for a router, from what it returned for some rows; None when it took the top k of
-    a softmax of the logits that it returns: (logits [N, E], weights [N, k], index [N, k])."""
+def _not_softmax(router: nn.Module | None, calls: dict[nn.Module, Call]) -> str | None:
+    """Why the losses are not defined for a router; None when it took the top k of a softmax of the logits that it
+    returned: (logits [N, E], weights [N, k], index [N, k])."""
+    if router is None or router not in calls:
+        return "was not reached by the trial of a small model"
+    kind, output = type(router).__name__, calls[router].output
     try:
         logits, weights, index = output
         top = logits.softmax(-1, dtype=torch.float32).topk(index.shape[1], dim=-1)
