@@ -174,7 +174,7 @@ def test_a_model_without_a_tokeniser_is_sampled_by_ids(settings):
     assert code == 0 and out == " ".join(map(str, shown)) + "\n"
     for arguments, sentence in [
         (["--chat"], "has no tokeniser, and a chat is text"),
-        (["--chat", "--prompt-ids", "3"], "--chat answers what it is told: leave --prompt-ids out"),
+        (["--chat", "--prompt-ids", "3"], "--chat answers what you type: leave --prompt-ids out"),
         (["--system", "text"], "--system and --chat-template are for --chat"),
         (["--prompts", "missing"], "missing: cannot be read"),
         (["--stream", "--json"], "--stream prints the text of one sample"),

@@ -220,7 +220,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(folder, tmp_path, second, n
     process.send_signal(number)
     said, complained = process.communicate(timeout=60)
     assert process.returncode == code, complained
-    assert "and saved. To go on:" in said and "Traceback" not in complained
+    assert "and saved. To resume:" in said and "Traceback" not in complained
     [saved] = saved_steps(run_)
     assert 0 < saved < 5000 and second == (saved_steps(tmp_path / "out") != [])
 

@@ -62,7 +62,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     other = f"name the folder of another step, such as {tmp_path / 'step-00000002'}$"
     with pytest.raises(UserError, match=f"__0_0.distcp: has.*written; {other}"):
         open_model(tmp_path)
-    with pytest.raises(UserError, match="; go on from an earlier one with checkpoint.step=2$"):
+    with pytest.raises(UserError, match="; resume from an earlier one with checkpoint.step=2$"):
         train(tmp_path, "training.steps=6")
 
 

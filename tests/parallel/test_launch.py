@@ -94,7 +94,7 @@ def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_wh
     assert code == 2 and err.count("going on from") == 1, err
     assert "unmask: rank 1 was killed by SIGKILL; restart 1 of 1, from the last checkpoint\n" in err
     assert err.endswith(
-        "unmask: rank 0 was killed by SIGKILL; given up after 1 restart: start it again to go on from the last "
+        "unmask: rank 0 was killed by SIGKILL; given up after 1 restart: start it again to resume from the last "
         "checkpoint\n"
     )
     found = [(each["restarts"], each["limit"], each["reason"]) for each in group.restarts()]
@@ -170,7 +170,7 @@ def test_a_mistake_is_told_once_and_never_tried_again(tmp_path):
         (["--nproc", "two"], "--nproc two: give a number of processes, or auto"),
         (["--nproc", "0"], "--nproc 0: give a number of processes, or auto"),
         (["--restarts", "1"], "--restarts is for processes that are started here: give --nproc too"),
-        (["--nproc", "1", "--restarts", "1", "checkpoint.every=0"], "goes on from checkpoints: set checkpoint.every"),
+        (["--nproc", "1", "--restarts", "1", "checkpoint.every=0"], "resumes from checkpoints: set checkpoint.every"),
         (["--nproc", "1", "--restarts", "1", "checkpoint.resume=false"], "checkpoint.resume=False forbids that"),
         (["--nproc", "1", "--restarts", "1", "checkpoint.step=2"], "checkpoint.step=2 forbids that"),
         (["--nproc", "2", "parallel.block_parallel_size=2", "parallel.speeds=[1]"], "speeds lists 1 ranks"),

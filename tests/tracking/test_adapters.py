@@ -223,8 +223,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_training_goes_on(tmp_path, ca
     assert trainer.summary.step == 6 and [record["step"] for record in read(path / "log.jsonl")] == list(range(1, 7))
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("the tracker")]
     assert told == [
-        "the tracker broken failed and is left out from here on (OSError: [Errno 28] No space left on device); "
-        "the log goes on"
+        "the tracker broken failed and is switched off (OSError: [Errno 28] No space left on device); the log continues"
     ]
 
 
@@ -239,7 +238,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_end_for_ever(tmp_path, monkey
     said = follow(tmp_path / "run", ["hanging"], 0, [step(1)])
     assert time.monotonic() - began < 10
     assert said == [
-        "the tracker hanging failed and is left out from here on (TimeoutError: no answer for 0.2 s); the log goes on"
+        "the tracker hanging failed and is switched off (TimeoutError: no answer for 0.2 s); the log continues"
     ]
 
 
@@ -249,7 +248,7 @@ def test_a_database_that_is_lost_on_the_way(tmp_path):
     with sqlite3.connect(run / "mlflow.db") as database:
         database.execute("DROP TABLE metrics")
     said = follow(run, ["mlflow"], 1, [step(2), step(3)])
-    assert len(said) == 1 and said[0].startswith("the tracker mlflow failed and is left out from here on (")
+    assert len(said) == 1 and said[0].startswith("the tracker mlflow failed and is switched off (")
     assert [record["step"] for record in read(run / "log.jsonl")] == [1, 2, 3]
 
 

@@ -129,7 +129,7 @@ def test_a_good_checkpoint_goes_on_beside_damage(tmp_path):
         f"{tmp_path / 'run.json'} was damaged: it is kept as run.json.damaged, and a new one begins with this start"
         in said
     )
-    lost = "2 and 1 more was damaged: the log goes on without it, and is kept as log.jsonl.damaged"
+    lost = "2 and 1 more was damaged: the log continues without it, and is kept as log.jsonl.damaged"
     assert f"{tmp_path / 'log.jsonl'}:{lost}" in said
     assert (tmp_path / "log.jsonl.damaged").read_text() == damaged
     assert (tmp_path / "run.json.damaged").read_text() == "{oops"
@@ -146,8 +146,8 @@ def test_a_good_checkpoint_goes_on_beside_damage(tmp_path):
         ([1, 2, 3], 3, 1, ""),
         ([10, 20, 30], 35, 10, ""),
         ([10, 20, 30], 35, 1, ""),  # it was logged less often before
-        ([10, 20], 35, 10, "ends at step 20, and the run goes on after step 35: what is between is lost"),
-        ([], 3, 1, "ends at step 0, and the run goes on after step 3: what is between is lost"),
+        ([10, 20], 35, 10, "ends at step 20, and the run is resumed after 35: the steps between are lost"),
+        ([], 3, 1, "ends at step 0, and the run is resumed after 3: the steps between are lost"),
         ([], 3, 10, ""),
         ([1, 2], 0, 1, ""),
     ],

@@ -41,8 +41,8 @@ def test_a_run_that_ends_early_leaves_what_was_seen(tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["log.profile.steps=4", "log.profile.start=1"], "log.profile watches steps 2 to 5, and the run has 4"),
-        (["log.profile.memory=true"], "nothing is watched with log.profile.steps=0"),
+        (["log.profile.steps=4", "log.profile.start=1"], "log.profile covers steps 2 to 5, and the run has 4"),
+        (["log.profile.memory=true"], "nothing is profiled with log.profile.steps=0"),
     ],
 )
 def test_what_would_watch_nothing_is_refused(tmp_path, options, sentence):

@@ -72,7 +72,7 @@ def sample(
         from unmask.cli.chat import talk
 
         if given:
-            raise UserError(f"--chat answers what it is told: leave --{next(iter(given)).replace('_', '-')} out")
+            raise UserError(f"--chat answers what you type: leave --{next(iter(given)).replace('_', '-')} out")
         talk(source, options, system=chat.system, template=chat.chat_template, stream=manner.stream, as_json=as_json)
         return
     if chat != Chat():

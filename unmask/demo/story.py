@@ -85,7 +85,7 @@ def _train(config: Config, watch: Watch, settings: Settings) -> tuple[int | None
         if settings.minutes != Settings.minutes:
             again += f" --minutes {settings.minutes:g}"
         of = f" of {summary.steps}" if summary.steps != OPEN else ""
-        console.print(f"Stopped at step {summary.step}{of}, and saved. To go on:", style="bold")
+        console.print(f"Stopped at step {summary.step}{of}, and saved. To resume:", style="bold")
         console.print(f"  {again}", markup=False, soft_wrap=True)
         return summary.interrupted, None
     console.print(f"{counted(summary.steps, 'step')} done; the model is in {summary.checkpoint}")
@@ -174,7 +174,7 @@ def _print(table: list[tuple[str, Bound]], count: int, console: Console) -> None
 
 def _go_on(settings: Settings, console: Console) -> None:
     out = settings.out
-    console.print("Go on with:", style="bold")
+    console.print("Next:", style="bold")
     for command in (
         f'unmask sample {out} length=64 temperature=0.7 --prompt "def main():"',
         f'unmask sample {out} length=12 --prompt "for i in " --suffix "    total += i"',

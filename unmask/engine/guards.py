@@ -46,7 +46,7 @@ class FiniteGuard:
         scale helps.
         """
         shown = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
-        advice = "look at these samples, and run again: it goes on from the last checkpoint, if there is one"
+        advice = "look at these samples, and run again: it is resumed from the last checkpoint, if there is one"
         if self.streak >= PATIENCE:
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
             raise UserError(

@@ -76,7 +76,7 @@ def lost(pulse: Pulse | None, error: RuntimeError) -> Exception:
     count, limit = launched.restarts()
     # Advice on what a launcher does, or says, by itself would mislead.
     manual = count == limit and not launched.by_unmask()
-    advice = "; look at its messages, and start all ranks again to go on from the last checkpoint" if manual else ""
+    advice = "; look at its messages, and start all ranks again to resume from the last checkpoint" if manual else ""
     return RankLost(f"{who} no longer answers, so the others stopped ({text}){advice}", told=told)
 
 

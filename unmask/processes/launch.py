@@ -182,7 +182,7 @@ class Agent(LocalElasticAgent):
             say(f"unmask: {why}" + (f", after {limit} restarts" if limit else ""), file=sys.stderr)
             return self._cause[1].exitcode
         given_up = f"given up after {limit} restart{'s' * (limit > 1)}: " if limit else ""
-        raise UserError(f"{why}; {given_up}start it again to go on from the last checkpoint")
+        raise UserError(f"{why}; {given_up}start it again to resume from the last checkpoint")
 
 
 def _exit_code(pid: int) -> int | None:

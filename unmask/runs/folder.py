@@ -115,7 +115,7 @@ def _others(folder: Path, training: bool) -> str:
     if not earlier:
         return "there is no earlier checkpoint in this run"
     if training:
-        return f"go on from an earlier one with checkpoint.step={earlier[-1]}"
+        return f"resume from an earlier one with checkpoint.step={earlier[-1]}"
     return f"name the folder of another step, such as {step_folder(folder.parent, earlier[-1])}"
 
 

@@ -42,9 +42,9 @@ def _log(file: Path, step: int, every: int) -> list[str]:
         kept = set_aside(file)
         write_whole(file, "".join(json.dumps(record) + "\n" for record in whole))
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        notes.append(f"{file}:{damaged[0]}{more} was damaged: the log goes on without it, and is kept as {kept.name}")
+        notes.append(f"{file}:{damaged[0]}{more} was damaged: the log continues without it, and is kept as {kept.name}")
     steps = [record["step"] for record in whole if record["kind"] == "step" and record["step"] <= step]
     last, before = ([0, 0] + steps)[-1], ([0, 0] + steps)[-2]
     if step and last + max(every, last - before) <= step:
-        notes.append(f"{file} ends at step {last}, and the run goes on after step {step}: what is between is lost")
+        notes.append(f"{file} ends at step {last}, and the run is resumed after {step}: the steps between are lost")
     return notes

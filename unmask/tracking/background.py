@@ -69,4 +69,4 @@ class Background:
         self._told = True
         lines = str(self._error).strip().splitlines()
         why = f"{type(self._error).__name__}: {lines[0]}" if lines else type(self._error).__name__
-        self.warn(f"the tracker {self.name} failed and is left out from here on ({why}); the log goes on")
+        self.warn(f"the tracker {self.name} failed and is switched off ({why}); the log continues")

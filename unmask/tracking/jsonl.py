@@ -91,7 +91,7 @@ def read(path: Path) -> list[Record]:
         record = parsed(line)
         if record is None:
             raise UserError(
-                f"{path}:{number}: not a record of a run's log; remove the line, or go on with the run, which does"
+                f"{path}:{number}: not a record of a run's log; remove the line, or resume the run, which does"
             )
         while found and _again(found[-1], record["kind"], record["step"]):
             found.pop()

@@ -49,7 +49,7 @@ class SpikeGuard:
             raise UserError(
                 f"step {step}: the loss is {loss:.4g}, above {self.config.factor:g} times the median of the last "
                 f"{self.config.window}, and the run went back {self.rollbacks} times already: stopped; lower "
-                f"optimizer.learning_rate, or raise training.spike.rollbacks, and run again to go on from the last "
+                f"optimizer.learning_rate, or raise training.spike.rollbacks, and run again to resume from the last "
                 f"checkpoint"
             )
 

@@ -196,20 +196,20 @@ SETTINGS = [
     Rule("log.noise_scale=true", "log.noise_scale=true: it cannot be measured here: {why}; use auto or false",
          lambda config: (why := unmeasured(config)) and {"why": why}),
     *(Rule(f"log.profile.{key} log.profile.steps=0",
-           "log.profile: nothing is watched with log.profile.steps=0: give the number of steps to watch")
+           "log.profile: nothing is profiled with log.profile.steps=0: give the number of steps to profile")
       for key in ("memory", "start")),
     Rule("optimizer.state optimizer.name=muon",
          "{optimizer.state=} goes with optimizer.name=adamw, not with muon: use full"),
     Rule("optimizer.state=bf16",
-         "{optimizer.state=}: a running mean in bf16 does not move where an update changes it by less than 1/256, as "
+         "{optimizer.state=}: bf16 moments stop updating where an update changes them by less than 1/256, as "
          "with optimizer.betas={betas}: give betas of 0.996 or less, or use 8bit",
          lambda optimizer: any(0 < 1 - beta < 2**-8 for beta in optimizer.betas) and {"betas": list(optimizer.betas)}),
     Rule("training.offload_activations device=cpu",
          "training.offload_activations=true has no effect on a CPU, whose memory it would move activations to"),
     Rule("model.attention=flex device=cpu", "model.attention=flex: FlexAttention has no backward on CPU; use tiles"),
-    Rule("restarts checkpoint.every=0", "--restarts goes on from checkpoints: set checkpoint.every"),
+    Rule("restarts checkpoint.every=0", "--restarts resumes from checkpoints: set checkpoint.every"),
     *(Rule(f"restarts checkpoint.{key}",
-           f"--restarts goes on from the newest checkpoint, and checkpoint.{key}={{checkpoint.{key}!s}} forbids that: "
+           f"--restarts resumes from the newest checkpoint, and checkpoint.{key}={{checkpoint.{key}!s}} forbids that: "
            f"leave it out") for key in ("resume", "step")),
 ]
 #: What they need of the data, and of the length of a run.
@@ -234,7 +234,7 @@ DATA = [
          lambda schedule, steps: sum(in_steps(each, steps) for each in (schedule.warmup, schedule.decay))
          > max(1, steps) and {"length": counted(steps, "step")}),
     Rule("log.profile.steps",
-         "log.profile watches steps {first} to {last}, and the run has {steps}: give a smaller log.profile.start or "
+         "log.profile covers steps {first} to {last}, and the run has {steps}: give a smaller log.profile.start or "
          "fewer log.profile.steps",
          lambda log, steps: (last := log.profile.start + log.profile.steps) > steps
          and {"first": log.profile.start + 1, "last": last}),
@@ -246,7 +246,7 @@ ON_MESH = [
          "micro-batch; a step has {micro} (training.batch_size / micro_batch): raise batch_size to {least}",
          lambda parallel, training: _idle(parallel, training)),
     Rule("parallel.data_parallel_size parallel.shard_size=1",
-         "{parallel.data_parallel_size=}: every copy of the model needs a micro-batch; a step has {micro} "
+         "{parallel.data_parallel_size=}: every replica of the model needs a micro-batch; a step has {micro} "
          "(training.batch_size / micro_batch): raise batch_size to {least}",
          lambda parallel, training: _idle(parallel, training)),
     Rule("parallel.offload device=cpu",
@@ -259,16 +259,16 @@ ON_MESH = [
     Rule("model.skip_last_layer=true parallel.model_parallel_size",
          "model.skip_last_layer=true does not go with parallel.model_parallel_size: use auto or false"),
     Rule("parallel.pipeline_stages",
-         "parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over copies and shards): raise "
-         "batch_size",
+         "parallel.{why}, and each rank has {micro} (training.batch_size / micro_batch, over replicas and shards): "
+         "raise batch_size",
          lambda config: (why := config.parallel.too_few(config.passes())) and {"why": why, "micro": config.passes()}),
     *apart("parallel.offload", "parallel.pipeline_stages", ": no schedule has been proven with it"),
     Rule("parallel.schedule=zbv model.compile",
          "model.compile=true does not go with parallel.schedule=zbv: torch does not divide the backward pass of a "
          "compiled layer into that of the input and that of the weights; use 1f1b"),
     Rule("parallel.schedule=zbv training.checkpointing=full|selective",
-         "{training.checkpointing=} does not go with parallel.schedule=zbv, which walks through a layer's backward "
-         "pass twice and would compute, and exchange, it again each time: use mlp"),
+         "{training.checkpointing=} does not go with parallel.schedule=zbv, which runs a layer's backward pass "
+         "in two parts and would repeat its forward pass, and exchanges, for each: use mlp"),
     Rule("parallel.block_parallel_size model.attention=reference|flex",
          "{model.attention=} needs whole packs: with block_parallel_size={parallel.block_parallel_size} use tiles"),
     Rule("parallel.block_parallel_size",
