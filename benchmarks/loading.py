@@ -58,7 +58,7 @@ def reset():
 PROGRAM = """
 from unmask.export import hf
 from unmask.models import families
-from unmask.models.checkpoints import open_model
+from unmask.runs.open import open_model
 
 before = resident()
 reset()

@@ -92,13 +92,15 @@ class Stored:
                 raise UserError(f"{path}: was changed while the model was loaded; start again")
 
     def piece(self, name: str, at: list[slice]) -> Tensor:
-        """A slice of one tensor; its file stays open until another one is asked for."""
+        """A slice of one tensor, of a whole one no copy; its file stays open until another one is asked for."""
         from safetensors import safe_open
 
         path = self.file[name]
         if self._opened is None or self._opened[0] != path:
             self._opened = path, safe_open(path, "pt")
-        return self._opened[1].get_slice(name)[tuple(at)] if at else self._opened[1].get_tensor(name)
+        if all(within.indices(size) == (0, size, 1) for within, size in zip(at, self.shape[name], strict=False)):
+            return self._opened[1].get_tensor(name)
+        return self._opened[1].get_slice(name)[tuple(at)]
 
     def close(self) -> None:
         self._opened = None
