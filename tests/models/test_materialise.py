@@ -37,7 +37,7 @@ def is_whole(late, whole):
 def test_of_published_layouts(layout, dtype, tmp_path):
     whole, late = both(write(tmp_path, PUBLISHED[layout](), 3), dtype=dtype)
     assert all(each.is_meta for name, each in late.named_parameters() if ".layers." in name)
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
 
 
@@ -47,7 +47,7 @@ def test_of_transformers_own(family, dtype, tmp_path):
     load(ModelConfig(config=FAMILIES[family], mask_token_id=39), seed=1).model.save_pretrained(tmp_path)
     whole, late = both(tmp_path, dtype=dtype)
     assert is_unread(late)
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     is_whole(late, stock)
@@ -59,7 +59,7 @@ def test_of_a_step_of_a_run(tmp_path):
     step = ModelConfig(name=str(tmp_path / "run"), dtype="bfloat16")
     whole, late = load(step).model, load(step, divided=True).model
     assert is_unread(late)
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
     is_whole(late, trained.run.model.to(torch.bfloat16))
 
@@ -69,7 +69,7 @@ def test_a_mask_token_may_grow_the_ends_before_the_rest_is_read(tmp_path):
     AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields)).save_pretrained(tmp_path)
     whole, late = (load(ModelConfig(name=str(tmp_path)), divided=divided).model for divided in (False, True))
     assert late.config.mask_token_id == fields["vocab_size"] and is_unread(late)
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
 
 
@@ -99,7 +99,7 @@ def test_the_files_that_are_read_are_those_that_transformers_reads(own, stale_in
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(table))
     whole, late = both(tmp_path)
     assert torch.equal(whole.model.norm.weight, tensors["model.norm.weight"]) and is_unread(late)
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
 
 
@@ -108,7 +108,7 @@ def test_without_an_index_every_file_of_a_family_counts_and_no_tensor_twice(tmp_
     (tmp_path / "model.safetensors.index.json").unlink()
     whole, late = both(tmp_path)
     assert torch.equal(whole.model.norm.weight, made.tensors["model.norm.weight"])
-    fill(late, "cpu")
+    fill(late)
     is_whole(late, whole)
     save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "old.safetensors")
     with pytest.raises(UserError, match="old.safetensors: holds model.norm.weight, as model-.* does; remove one"):
@@ -138,7 +138,7 @@ def test_a_file_that_changes_before_it_is_read(change, tmp_path):
     if change != "gone":
         save_file({k: v[:1].clone() if change == "shape" else v + 1 for k, v in tensors.items()}, file)
     with pytest.raises(UserError, match=r"model-00002-of-00003.safetensors: (has gone|was changed)") as caught:
-        fill(late, "cpu")
+        fill(late)
     assert "\n" not in str(caught.value)
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
         file.unlink()
     monkeypatch.setattr(late.unread.source.stored, "check_unchanged", lambda: None)
     with pytest.raises(UserError, match="cannot be read any more: No such file") as caught:
-        fill(late, "cpu")
+        fill(late)
     assert "\n" not in str(caught.value)
 
 

@@ -20,6 +20,7 @@ from unmask.attention import Plan
 from unmask.errors import UserError
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families import family_of_model
+from unmask.models.families.materialise import device_of
 from unmask.models.head import Head
 from unmask.models.last_layer import skipping
 from unmask.models.passes import Pass, apart, run, together
@@ -111,7 +112,7 @@ class RowModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     def head(self) -> Head:
         """The output projection as objectives take it."""

@@ -112,7 +112,7 @@ class Run:
 
     def fill(self) -> None:
         """Read what this process holds of a model that has been divided."""
-        fill(self.model, "cpu" if self.config.parallel.offload else self.device)
+        fill(self.model, "cpu" if self.config.parallel.offload else None)
 
     @property
     def identity(self) -> Identity:

@@ -46,10 +46,14 @@ class Source(Protocol):
 
 
 class Unread(NamedTuple):
-    """What a model keeps until it is filled. names: of each parameter, by every name it has, the one in `source`."""
+    """What a model keeps until it is filled.
+
+    names: of each parameter, by every name it has, the one in `source`; device: where it will be.
+    """
 
     source: Source
     names: dict[str, str]
+    device: torch.device = torch.device("cpu")
 
 
 def needs_whole(lora: AdapterConfig) -> bool:
@@ -89,12 +93,18 @@ def is_unread(model: nn.Module) -> bool:
     return any(parameter.device == META for parameter in model.parameters())
 
 
-@torch.no_grad()
-def fill(model: nn.Module, device: torch.device | str, only: Iterable[nn.Module | None] = ()) -> None:
-    """Read, on `device`, what this process holds of the parameters without values; nothing where there are none.
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is, or will be once it is filled."""
+    device, unread = next(model.parameters()).device, vars(model).get("unread")
+    return device if device != META or unread is None else unread.device
 
-    only: of these modules. FSDP2 takes up the parameters that take the places of its own before its first forward.
-    UserError for a file that is no longer what it was.
+
+@torch.no_grad()
+def fill(model: nn.Module, device: torch.device | str | None = None, only: Iterable[nn.Module | None] = ()) -> None:
+    """Read what this process holds of the parameters without values; nothing where there are none.
+
+    device: if another than that of `move`; only: of these modules. FSDP2 takes up the parameters that take the places
+    of its own before its first forward. UserError for a file that is no longer what it was.
     """
     unread: Unread | None = vars(model).get("unread")
     if unread is None:
@@ -106,7 +116,9 @@ def fill(model: nn.Module, device: torch.device | str, only: Iterable[nn.Module 
         if chosen and parameter not in chosen:
             continue
         if parameter not in made:
-            made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            made[parameter] = nn.Parameter(
+                torch.empty_like(parameter, device=device or unread.device), parameter.requires_grad
+            )
             wanted[unread.names[path.replace(ADAPTED, ".")]] = made[parameter]
         module._parameters[name] = made[parameter]
     if wanted:
@@ -114,7 +126,9 @@ def fill(model: nn.Module, device: torch.device | str, only: Iterable[nn.Module 
 
 
 def move(model: nn.Module, device: torch.device | str) -> None:
-    """`model.to(device)` of what has values."""
+    """`model.to(device)` of what has values, and of the others once they are read."""
+    if (unread := vars(model).get("unread")) is not None:
+        vars(model)["unread"] = unread._replace(device=torch.device(device))
     model._apply(lambda tensor: tensor if tensor.device == META else tensor.to(device))
 
 
