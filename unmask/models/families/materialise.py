@@ -10,7 +10,7 @@ DoRA's magnitudes are read whole (`needs_whole`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -100,7 +100,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, device: torch.device | str | None = None, only: Iterable[nn.Module | None] = ()) -> None:
+def fill(model: nn.Module, device: torch.device | str | None = None, only: Sequence[nn.Module | None] = ()) -> None:
     """Read what this process holds of the parameters without values; nothing where there are none.
 
     device: if another than that of `move`; only: of these modules. FSDP2 takes up the parameters that take the places
@@ -123,6 +123,8 @@ def fill(model: nn.Module, device: torch.device | str | None = None, only: Itera
         module._parameters[name] = made[parameter]
     if wanted:
         unread.source.read(wanted)
+    if not only:
+        del vars(model)["unread"]
 
 
 def move(model: nn.Module, device: torch.device | str) -> None:
