@@ -20,9 +20,9 @@ from unmask.export.api import filled
 from unmask.export.hf import write
 from unmask.hf import read_config, vocabulary_of
 from unmask.models import load
+from unmask.models.families.trained import objective_of
 from unmask.models.load import own_tokenizer
 from unmask.models.positions import limit_of
-from unmask.models.trained import objective_of
 from unmask.objectives import build
 from unmask.parsing import yaml_text
 from unmask.registry import nearest

@@ -16,8 +16,9 @@ from unmask.errors import UserError
 from unmask.export import export
 from unmask.export.hf import write as write_whole
 from unmask.export.peft import write as write_adapters
-from unmask.models import RowModel, load, nf4
-from unmask.models.lora import adapters_of, merge
+from unmask.models import RowModel, load
+from unmask.models.adapters import nf4
+from unmask.models.adapters.lora import adapters_of, merge
 from unmask.objectives import build
 from unmask.rows import Document
 from unmask.runs.open import OpenModel, open_model

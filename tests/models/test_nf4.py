@@ -13,7 +13,8 @@ from tests.training.tiny import MODEL, config, documents, losses, stop_at, train
 from unmask import Trainer
 from unmask.errors import UserError
 from unmask.export import export
-from unmask.models import RowModel, load, nf4
+from unmask.models import RowModel, load
+from unmask.models.adapters import nf4
 from unmask.objectives import build
 from unmask.planning.dry_run import plan
 from unmask.rows import Document

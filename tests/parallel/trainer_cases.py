@@ -189,7 +189,7 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
     """Run it in the folder `path` (to the step `stop`); every number of its log, and the weights it ends with."""
     import tests.objectives.clipped  # noqa: F401  its name is registered
     from tests.training.tiny import config, log, stop_at
-    from unmask.models import nf4
+    from unmask.models.adapters import nf4
     from unmask.runs.open import open_model
     from unmask.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from unmask.errors import UserError
 
 
 class AdapterConfig(Section):
-    """Low-rank adapters (see `unmask.models.lora`)."""
+    """Low-rank adapters (see `unmask.models.adapters.lora`)."""
 
     #: Rank of the adapters that are trained instead of the model's weights; 0: no adapters, train the full model.
     rank: int = Field(default=0, ge=0)

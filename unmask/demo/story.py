@@ -23,7 +23,7 @@ from unmask.evaluation import Bound, bound, text_bytes
 from unmask.export import export
 from unmask.hf import vocabulary_of
 from unmask.models import RowModel, load
-from unmask.models.bars import no_bars
+from unmask.models.families.bars import no_bars
 from unmask.objectives import Objective, build
 from unmask.rows import Document
 from unmask.runs.folder import saved_steps

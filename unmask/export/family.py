@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unmask.export.card import header, title
-from unmask.models import lora
+from unmask.models.adapters import lora
 from unmask.models.families import write_folder
-from unmask.models.trained import objective_of
+from unmask.models.families.trained import objective_of
 from unmask.objectives import described, name_of
 from unmask.runs.open import OpenModel
 

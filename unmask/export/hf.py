@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from unmask.export.card import card
-from unmask.models import lora
-from unmask.models.bars import bars_in_terminals_only
+from unmask.models.adapters import lora
 from unmask.models.families import ORIGIN
+from unmask.models.families.bars import bars_in_terminals_only
 from unmask.models.special import complete, savable
 from unmask.objectives import name_of
 from unmask.runs.open import OpenModel

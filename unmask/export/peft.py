@@ -13,7 +13,7 @@ from typing import Any
 
 from unmask.errors import UserError
 from unmask.export.card import header
-from unmask.models import lora
+from unmask.models.adapters import lora
 from unmask.models.families import origin_of
 from unmask.objectives import name_of
 from unmask.runs.open import ADAPTERS, OpenModel

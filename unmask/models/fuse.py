@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from unmask.kernels import rms_norm, swiglu_down
-from unmask.models import nf4
+from unmask.models.adapters import nf4
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.rotary_attention import fused_attention, like_llama
 

@@ -11,15 +11,16 @@ from unmask.attention import register
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.hf import open_tokenizer
-from unmask.models import dropout, experts, lora, positions
+from unmask.models import dropout, experts, positions
+from unmask.models.adapters import lora
 from unmask.models.decoder import check_attention
 from unmask.models.families import family_at, family_of_model, sound
 from unmask.models.families.materialise import fill, move, needs_whole, stand_ins
+from unmask.models.families.trained import masks
 from unmask.models.families.transformers import OFFLINE, check_file, random_model
 from unmask.models.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.models.prove import proofs_of
-from unmask.models.trained import masks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

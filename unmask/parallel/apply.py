@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unmask.blocks.axis import BlockAxis, Layers
 from unmask.config import ParallelConfig
-from unmask.models import RowModel, nf4
+from unmask.models import RowModel
+from unmask.models.adapters import nf4
 from unmask.models.decoder import decoder_layers
 from unmask.parallel import expert, pipeline, tensor
 from unmask.parallel.mesh import Mesh

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from unmask.blocks.exchange import Traffic
-from unmask.models import nf4
+from unmask.models.adapters import nf4
 from unmask.parallel.shard import passing
 
 # No postponed annotations in this file: torch compares those of a communication hook with its own classes.

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from unmask.engine import activations, optimizers
 from unmask.engine.offload import InTurn, Offload, Transfers
-from unmask.models import nf4
+from unmask.models.adapters import nf4
 from unmask.models.decoder import decoder_layers, faked
 from unmask.models.experts import experts_of
 from unmask.parallel.expert import divided_dim

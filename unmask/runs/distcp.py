@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from unmask.errors import UserError
-from unmask.models import nf4
+from unmask.models.adapters import nf4
 
 TABLE = ".metadata"
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"

@@ -13,14 +13,14 @@ from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.files import read_json
 from unmask.hf import fetching, open_tokenizer, read_config
-from unmask.models import lora, nf4
+from unmask.models.adapters import lora, nf4
 from unmask.models.families import Family
 from unmask.models.families.materialise import leave, without_values
+from unmask.models.families.trained import also, objective_of, said
 from unmask.models.families.transformers import empty_model
 from unmask.models.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
 from unmask.models.prove import proofs_of
-from unmask.models.trained import also, objective_of, said
 from unmask.objectives import Objective, described, rebuild
 from unmask.runs.distcp import load as load_tensors
 from unmask.runs.distcp import load_average, load_weights

@@ -14,7 +14,7 @@ from typing import Any
 from unmask.config import Config, ObjectiveConfig
 from unmask.errors import UserError
 from unmask.hf import read_config
-from unmask.models.trained import also, objective_of
+from unmask.models.families.trained import also, objective_of
 from unmask.objectives import Objective, build, described, name_of, objectives, rebuild
 from unmask.runs.folder import state_of, step_of, taking_up
 

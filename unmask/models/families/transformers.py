@@ -14,8 +14,8 @@ import torch
 from unmask.attention import NAME
 from unmask.errors import UserError
 from unmask.hf import is_known
-from unmask.models.bars import bars_in_terminals_only
 from unmask.models.families import sound
+from unmask.models.families.bars import bars_in_terminals_only
 from unmask.models.families.base import Family
 from unmask.models.families.find import every_family, family_of_type
 from unmask.models.families.folder import checked, shapes

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.errors import UserError
-from unmask.models import nf4
+from unmask.models.adapters import nf4
 from unmask.models.decoder import changed, decoder_layers
 from unmask.registry import nearest
 

@@ -1,0 +1,1 @@
+"""Low-rank adapters, and the frozen weights in four bits that they are trained on."""
