@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tests.models import published
 from tests.models.published import PUBLISHED
+from tests.models.side_by_side import Layer, SideBySide
 from tests.training.tiny import MODEL, documents, losses, train
 from unmask import Trainer
 from unmask.cli import app
@@ -402,12 +404,9 @@ def test_an_index_leads_nowhere_else(tmp_path, name):
         Stored(folder)
 
 
-def test_a_family_with_a_forward_of_its_own_is_one_file_and_one_line(tmp_path):
+def test_a_family_with_a_forward_of_its_own_is_one_file_and_one_line(tmp_path, monkeypatch):
     """Trained from a configuration, sampled, exported, opened, filled late, and trained further."""
-    from transformers import AutoModelForCausalLM
-
-    from tests.models.parallel_layers import Layer
-
+    monkeypatch.setitem(families._added, "side_by_side", SideBySide)
     trainer = train(tmp_path / "run", "training.steps=2", model={"model_type": "side_by_side"})
     opened = open_model(tmp_path / "run")
     assert {type(layer) for layer in opened.model.model.layers} == {Layer}

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from unmask.models.families import Transformers, families
+from unmask.models.families import Transformers
 
 
 class Config(Qwen3Config):
@@ -37,6 +37,3 @@ class SideBySide(Transformers):
     def adapt(self, model: Any) -> None:
         for layer in model.model.layers:
             layer.__class__ = Layer
-
-
-families.add("side_by_side", SideBySide)
