@@ -20,7 +20,7 @@ test-all:
 
 # For while one works, in less than two minutes: the linters, and what the rest stands on.
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/rows tests/objectives tests/attention tests/test_config.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/rows tests/blocks tests/objectives tests/attention tests/test_config.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.attention.test_interface import LAYERS, diffusion, gradients, run, tiny
-from tests.training.test_footprint import prepared
+from tests.planning.test_footprint import prepared
 from unmask.attention import Plan
 from unmask.engine.activations import apply
 from unmask.engine.offload import InTurn, Offload

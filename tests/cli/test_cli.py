@@ -304,7 +304,7 @@ def test_other_packages_add_verbs(monkeypatch):
     several = typer.Typer()
     several.command()(greet)
     several.command("leave")(lambda: print("goodbye"))
-    points = [EntryPoint("greet", "tests.test_cli:greet", "unmask.verbs")]
+    points = [EntryPoint("greet", "tests.cli.test_cli:greet", "unmask.verbs")]
     monkeypatch.setattr("unmask.registry.entry_points", lambda group: [p for p in points if p.group == group])
     monkeypatch.setitem(cli.verbs._added, "meet", several)
     assert unmask("greet", "you", "--loud") == (0, "HELLO, YOU\n", "")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.test_footprint import bytes_of, prepared
+from tests.planning.test_footprint import bytes_of, prepared
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
 from unmask.engine.low_precision import BLOCK, Codec, LowPrecisionAdamW, block_of, table
