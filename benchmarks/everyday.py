@@ -75,10 +75,9 @@ def run(steps: int, asynchronous: bool) -> Clock:
     import numpy as np
 
     from unmask import Config, Trainer
-    from unmask.engine import noise_scale
+    from unmask.engine import engine as engines
     from unmask.engine.ema import Ema
-    from unmask.engine.levels import LevelLosses
-    from unmask.training import trainer as trainers
+    from unmask.engine.observe import LevelLosses, NoiseScale
 
     generator = np.random.default_rng(0)
     texts = [{"input_ids": generator.integers(0, MASK, LENGTH).tolist()} for _ in range(16)]
@@ -97,9 +96,9 @@ def run(steps: int, asynchronous: bool) -> Clock:
         clock.watch("step", Trainer, "_train_step")
         clock.watch("save", Trainer, "_save")
         clock.watch("ema", Ema, "update")
-        clock.watch("levels", LevelLosses, "start", "see", "mine", "take", "read")
-        clock.watch("noise", trainers, "square")
-        clock.watch("noise", noise_scale.NoiseScale, "mine", "take", "update")
+        clock.watch("levels", LevelLosses, "begin", "see", "sums", "take", "read")
+        clock.watch("noise", engines, "square")
+        clock.watch("noise", NoiseScale, "sums", "take", "update")
         Trainer(config=config, callbacks=[clock.turn]).train(texts)
     clock.undo()
     return clock

@@ -82,6 +82,7 @@ import torch
 import torch.distributed.checkpoint
 from unmask.config import Config
 from unmask.parallel import apply
+from unmask.models.families.materialise import fill
 from unmask.parallel.mesh import started
 from unmask.training import setup
 
@@ -98,8 +99,8 @@ with started(config.parallel, torch.device('cpu')) as mesh:
     before = resident()
     reset()
     run = setup.prepare(config, data)
-    apply.parallelise(run.row_model, mesh, config.parallel, run.dtype)
-    run.fill()
+    apply.parallelise(run.row_model, mesh, config.parallel, run.precision.dtype)
+    fill(run.model)
     loading = peak() - before
     share = sum(each.to_local().nbytes for each in run.model.parameters())
 print(loading, share)

@@ -9,6 +9,7 @@ from unmask.config import apply_overrides, keys
 from unmask.config.synonyms import NAMES
 from unmask.errors import UserError, counted
 from unmask.sampling.options import Options
+from unmask.training.arguments import with_data
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,8 @@ def test_arguments_of_a_trainer_beat_its_config_in_the_same_way():
     config = Config.parse({"model": {"config": {"model_type": "qwen3"}}, "training": {"steps": 5}})
     trainer = Trainer("folder", config=config)
     assert (trainer.config.model.name, trainer.config.model.config) == ("folder", None)
-    trainer._configure(["a text"], None, 0.5, None)
-    assert (trainer.config.training.steps, trainer.config.training.epochs) == (None, 0.5)
+    given = with_data(trainer.config, ["a text"], None, 0.5, None)
+    assert (given.training.steps, given.training.epochs) == (None, 0.5)
 
 
 def test_the_names_of_other_trainers_lead_to_keys_that_exist():

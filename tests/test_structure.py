@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"unmask", "data", "processes", "parallel", "engine", "runs", "sampling", "evaluation", "export", "tracking"}
     | {"training", "planning", "convert", "demo", "doctor", "recipes"},
     "__main__": {"endings", "processes", "cli"},
-    "unmask": MODELS | {"data", "runs", "sampling", "evaluation", "export", "tracking", "training"},
+    "unmask": MODELS | {"data", "engine", "runs", "sampling", "evaluation", "export", "tracking", "training"},
 }
 
 #: Never in any of our files; patterns are split so that this file does not match itself.

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unmask.config import Config, ParallelConfig
+    from unmask.engine.engine import Engine
     from unmask.errors import UserError
     from unmask.runs.open import open_model as load
     from unmask.sampling import sample, stream
     from unmask.training.callbacks import Callback
+    from unmask.training.source import Source
     from unmask.training.trainer import Trainer
 
 # Where torchao is installed transformers imports it, and it would tell at every start which libraries of its own it
@@ -23,7 +25,9 @@ for _noisy in ("torchao", "torch.utils._pytree"):
 _PUBLIC = {
     "Callback": "unmask.training.callbacks:Callback",
     "Config": "unmask.config:Config",
+    "Engine": "unmask.engine.engine:Engine",
     "ParallelConfig": "unmask.config:ParallelConfig",
+    "Source": "unmask.training.source:Source",
     "Trainer": "unmask.training.trainer:Trainer",
     "UserError": "unmask.errors:UserError",
     "load": "unmask.runs.open:open_model",
@@ -31,7 +35,18 @@ _PUBLIC = {
     "stream": "unmask.sampling:stream",
 }
 
-__all__ = ["Callback", "Config", "ParallelConfig", "Trainer", "UserError", "load", "sample", "stream"]
+__all__ = [
+    "Callback",
+    "Config",
+    "Engine",
+    "ParallelConfig",
+    "Source",
+    "Trainer",
+    "UserError",
+    "load",
+    "sample",
+    "stream",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ def test_a_run_averages_what_it_trains(tmp_path):
 
     trainer = train(tmp_path, "training.ema=0.6", "model.dtype=float64", callbacks=[remember])
     start = train(tmp_path / "start", "training.steps=1", "model.dtype=float64", "optimizer.learning_rate=1e-300")
-    for name, average in trainer.ema.average.items():
+    for name, average in trainer.engine.ema.average.items():
         expected = averages([weights(start)[name], *(each[name] for each in history)], 0.6)
         torch.testing.assert_close(average, expected, rtol=1e-12, atol=1e-12)
 
@@ -69,15 +69,15 @@ def test_it_resumes_bit_for_bit_and_a_skipped_update_changes_nothing(tmp_path):
     whole = train(tmp_path / "whole", *options)
     train(tmp_path / "halves", *options, callbacks=[stop_at(3)])
     rest = train(tmp_path / "halves", *options)
-    for name, average in whole.ema.average.items():
-        assert torch.equal(average, rest.ema.average[name]), name
+    for name, average in whole.engine.ema.average.items():
+        assert torch.equal(average, rest.engine.ema.average[name]), name
         assert not torch.equal(average, weights(whole)[name])
 
 
 def test_switched_on_later_it_starts_from_the_weights(tmp_path):
     first = train(tmp_path, "training.steps=2")
     rest = train(tmp_path, "training.steps=3", "training.ema=0.5")
-    for name, average in rest.ema.average.items():
+    for name, average in rest.engine.ema.average.items():
         share = min(0.5, 3 / 12)
         expected = share * weights(first)[name] + (1 - share) * weights(rest)[name]
         torch.testing.assert_close(average, expected)
@@ -87,11 +87,13 @@ def test_readers_take_the_average_when_asked(tmp_path):
     trainer = train(tmp_path / "run", "training.ema=0.9", "training.steps=4")
     plain, averaged = load(tmp_path / "run").model, load(tmp_path / "run" / "ema").model
     for name, parameter in averaged.named_parameters():
-        assert torch.equal(parameter, trainer.ema.average[name])
+        assert torch.equal(parameter, trainer.engine.ema.average[name])
         assert torch.equal(plain.get_parameter(name), weights(trainer)[name])
     export(tmp_path / "run" / "ema", tmp_path / "hf")
     exported = load(tmp_path / "hf").model
-    assert all(torch.equal(exported.get_parameter(name), average) for name, average in trainer.ema.average.items())
+    assert all(
+        torch.equal(exported.get_parameter(name), average) for name, average in trainer.engine.ema.average.items()
+    )
     with pytest.raises(UserError, match="exported model has no EMA weights"):
         load(tmp_path / "hf" / "ema")
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.training.tiny import config, documents, train
 from unmask.cli import main
+from unmask.engine.engine import Engine
 from unmask.engine.guards import FiniteGuard
 from unmask.errors import UserError
 from unmask.runs.folder import saved_steps
-from unmask.training.trainer import Trainer
 
 
 def test_two_bad_steps_are_forgiven_and_three_name_step_and_samples():
@@ -55,13 +55,13 @@ def test_a_good_step_begins_the_count_of_overflows_anew():
 
 
 def test_a_gradient_in_fp16_that_is_never_finite_ends_the_run(tmp_path):
-    def poisoned(trainer, objective, micro):
-        loss, metrics = forward(trainer, objective, micro)
-        next(trainer.run.model.parameters()).grad.view(-1)[0] = math.nan
-        return loss, metrics
+    def poisoned(engine, objective, micro):
+        losses = forward(engine, objective, micro)
+        next(engine.model.parameters()).grad.view(-1)[0] = math.nan
+        return losses
 
-    forward = Trainer._forward_backward
-    with mock.patch.object(Trainer, "_forward_backward", poisoned), pytest.raises(UserError) as told:
+    forward = Engine.forward_backward
+    with mock.patch.object(Engine, "forward_backward", poisoned), pytest.raises(UserError) as told:
         train(tmp_path, "training.precision=fp16", "training.steps=60")
     # 2^16 halved 17 times is below 1.
     assert "step 17: the gradient norm is nan in fp16, 17 steps in a row" in str(told.value)

@@ -1,12 +1,14 @@
 """The loss by noise level: levels counted by hand, and sums that add up to the loss's own nll."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.training.tiny import log, stop_at, train
-from unmask.engine.levels import LevelLosses, masked_share
-from unmask.objectives import build
+from unmask.engine.observe import NOISE_LEVEL, LevelLosses, masked_share
+from unmask.objectives import LossTerms, build
 from unmask.objectives.levels import bin_of
 from unmask.rows import Document
 
@@ -48,13 +50,13 @@ def test_bins_are_closed_above():
 
 def test_means_by_hand():
     losses = LevelLosses(2)
-    losses._bin = [np.array([0, 1, 1]), np.array([2, 0])]  # the 2 is no level's
-    losses._sum = 0.0
-    losses.see(0, None, torch.tensor([1.0, 2.0, 4.0]))
-    losses.see(1, np.array([1]), torch.tensor([3.0]))
-    found = losses.mine(counts=True)
+    losses.begin([])
+    assert losses.sums() == [0.0] * 4
+    for place, nll in (([0, 1, 1], [1.0, 2.0, 4.0]), ([2, 0], [9.0, 3.0])):  # the 2 is no level's
+        batch = SimpleNamespace(columns={NOISE_LEVEL: torch.tensor(place)})
+        losses.see(0, batch, LossTerms(torch.tensor(0.0), 1.0, {}, torch.tensor(nll)))
+    found = losses.sums()
     assert found == [4.0, 6.0, 2.0, 2.0]
-    assert losses.mine(counts=False) == [4.0, 6.0, 0.0, 0.0]
     losses.take(found)
     losses.take([2.0, 0.0, 2.0, 0.0])
     assert losses.read() == {"nll/0.00-0.50": 1.5, "nll/0.50-1.00": 3.0}

@@ -70,7 +70,7 @@ def full(tmp_path_factory):
 def test_it_learns_as_in_full_precision_and_goes_on_to_the_bit(state, close, full, tmp_path):
     options = [*SIZES, "training.steps=30", f"optimizer.state={state}"]
     once = train(tmp_path / "once", *options)
-    assert any(value.dtype in (torch.uint8, torch.bfloat16) for each in once.optimizer.state.values()
+    assert any(value.dtype in (torch.uint8, torch.bfloat16) for each in once.engine.optimizer.state.values()
                for value in each.values())  # fmt: skip
     found = [loss for _, loss in losses(tmp_path / "once")]
     np.testing.assert_allclose(found[-10:], full[-10:], rtol=close)

@@ -87,9 +87,9 @@ def test_a_run_in_bf16_goes_on_to_the_bit(options, tmp_path):
     assert losses(tmp_path / "twice") == losses(tmp_path / "once")
     assert all(torch.equal(weight, weights(once)[name]) for name, weight in weights(twice).items())
     assert any(note.startswith("model.dtype=bfloat16: the optimiser updates a copy") for note in said)
-    for parameter, master in once.optimizer.masters.items():
+    for parameter, master in once.engine.optimizer.masters.items():
         assert master.dtype == torch.float32 and torch.equal(parameter, master.bfloat16())
-    assert any(not torch.equal(master, each.float()) for each, master in once.optimizer.masters.items())
+    assert any(not torch.equal(master, each.float()) for each, master in once.engine.optimizer.masters.items())
 
 
 def test_averages_are_of_the_masters(tmp_path):
@@ -97,7 +97,7 @@ def test_averages_are_of_the_masters(tmp_path):
     seen = []
 
     def see(trainer, record):
-        seen.append({id(each): master.clone() for each, master in trainer.optimizer.masters.items()})
+        seen.append({id(each): master.clone() for each, master in trainer.engine.optimizer.masters.items()})
 
     trainer = train(tmp_path, "model.dtype=bfloat16", "training.ema=0.2", "training.steps=3", callbacks=[see])
     start = train(tmp_path / "start", "model.dtype=bfloat16", "training.steps=1", "optimizer.learning_rate=1e-30")
@@ -106,7 +106,7 @@ def test_averages_are_of_the_masters(tmp_path):
         for step, values in enumerate(seen):
             decay = min(0.2, (1 + step) / (10 + step))
             expected = decay * expected + (1 - decay) * values[id(parameter)]
-        torch.testing.assert_close(trainer.ema.average[name], expected, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(trainer.engine.ema.average[name], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_checkpoint_without_masters_gives_its_weights(tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_checkpoint_without_masters_gives_its_weights(tmp_path, monkeypatch):
         if record["step"] == 3:  # of a learning rate so small that a master stays what it was
             for name, parameter in trainer.run.model.named_parameters():
                 torch.testing.assert_close(
-                    trainer.optimizer.masters[parameter], before[name].float(), rtol=0, atol=1e-9
+                    trainer.engine.optimizer.masters[parameter], before[name].float(), rtol=0, atol=1e-9
                 )
 
     train(tmp_path, "model.dtype=bfloat16", "training.steps=6", "optimizer.learning_rate=1e-12", callbacks=[see])

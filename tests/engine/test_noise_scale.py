@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.training.tiny import PLAIN, config, documents, log, stop_at, train
-from unmask.engine.noise_scale import DECAY, NoiseScale
+from unmask.engine.observe import DECAY, NoiseScale
 from unmask.errors import UserError
 from unmask.training import setup
-from unmask.training.batches import micro_batches
+from unmask.training.source import micro_batches
 
 
 def test_it_finds_the_noise_that_was_put_in():
@@ -41,16 +41,23 @@ def test_a_step_takes_its_first_micro_batch_and_the_whole(tmp_path):
     partial = []
 
     def see(trainer, record):
-        partial.append((trainer.noise._part, trainer.noise._parts, trainer.noise.state_dict(), record["grad_norm"]))
+        partial.append(
+            (
+                trainer.engine.noise._part,
+                trainer.engine.noise._parts,
+                trainer.engine.noise.state_dict(),
+                record["grad_norm"],
+            )
+        )
 
     trainer = train(tmp_path, *options, "training.clip=0", "training.steps=1", callbacks=[see])
     part, parts, state, norm = partial[0]
     # By hand: the sum of the first pack's loss over the count of all four.
     fresh = train(tmp_path / "fresh", *options, "training.steps=1", "optimizer.learning_rate=1e-300", "training.clip=0")
     objective = fresh.objective.at(0, 1)
-    micro = micro_batches(objective, fresh.run.sampler.batch(0), 0, 1)
+    micro = micro_batches(objective, fresh.run.source.documents(0), 0, 1)
     count = sum(rows.count for rows in micro)
-    model = fresh.run.row_model
+    model = fresh.engine.row_model
     squares = []
     for rows in (micro[0], None):
         model.zero_grad()
@@ -62,7 +69,7 @@ def test_a_step_takes_its_first_micro_batch_and_the_whole(tmp_path):
     assert norm**2 == pytest.approx(squares[1], rel=1e-9)
     square, variance = (4 * squares[1] - part) / 3, (part - squares[1]) * 4 / 3
     assert state == pytest.approx({"square": (1 - DECAY) * square, "variance": (1 - DECAY) * variance}, rel=1e-9)
-    assert trainer.noise.value is None or trainer.noise.value > 0
+    assert trainer.engine.noise.value is None or trainer.engine.noise.value > 0
 
 
 def test_the_log_has_it_where_it_can_be_measured(tmp_path):

@@ -151,9 +151,11 @@ def test_muon_trains_and_resumes_bit_for_bit(tmp_path):
     assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(rest)[name]), name
-    hidden, kept = whole.optimizer.param_groups
-    assert all("momentum_buffer" in rest.optimizer.state[p] for p in rest.optimizer.param_groups[0]["params"])
-    assert all("exp_avg_sq" in rest.optimizer.state[p] for p in rest.optimizer.param_groups[1]["params"])
+    hidden, kept = whole.engine.optimizer.param_groups
+    assert all(
+        "momentum_buffer" in rest.engine.optimizer.state[p] for p in rest.engine.optimizer.param_groups[0]["params"]
+    )
+    assert all("exp_avg_sq" in rest.engine.optimizer.state[p] for p in rest.engine.optimizer.param_groups[1]["params"])
     assert hidden["lr"] / kept["lr"] == pytest.approx(0.02 / 0.003)
     last = log(tmp_path / "whole")[-1]
     assert last["muon_learning_rate"] / last["learning_rate"] == pytest.approx(0.02 / 0.003)
@@ -172,6 +174,6 @@ def test_the_config_of_a_resumed_run_counts(tmp_path):
     train(tmp_path, *MUON, "schedule.name=constant", callbacks=[stop_at(3)], data=documents())
     changed = ["optimizer.weight_decay=0.3", "optimizer.betas=[0.5, 0.6]", "optimizer.momentum=0.7"]
     rest = train(tmp_path, *MUON, "schedule.name=constant", *changed, "optimizer.muon_learning_rate=0.01")
-    hidden, kept = rest.optimizer.param_groups
+    hidden, kept = rest.engine.optimizer.param_groups
     assert (hidden["lr"], hidden["weight_decay"], hidden["momentum"]) == (0.01, 0.3, 0.7)
     assert (kept["betas"], kept["weight_decay"]) == ((0.5, 0.6), 0.0)

@@ -414,7 +414,7 @@ def test_a_family_with_a_forward_of_its_own_is_one_file_and_one_line(tmp_path, m
     assert len(found.token) == 8
     out = export(tmp_path / "run", tmp_path / "out")
     again, wanted = open_model(out), opened.model.state_dict()
-    late = load(ModelConfig(name=str(out)), divided=True).model
+    late = load(ModelConfig(name=str(out)), unread=True).model
     fill(late)
     for model in (again.model, late, trainer.run.model):
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())

@@ -102,8 +102,8 @@ def test_only_adapters_and_extras_move_and_a_resume_is_exact(variant, tmp_path):
     whole = train(tmp_path / "whole", *options)
     start = load(whole.config.model, seed=0).model
     trained = {name for name, each in start.named_parameters() if each.requires_grad}
-    assert trained == set(whole.ema.average)
-    held = {id(each) for group in whole.optimizer.param_groups for each in group["params"]}
+    assert trained == set(whole.engine.ema.average)
+    held = {id(each) for group in whole.engine.optimizer.param_groups for each in group["params"]}
     assert len(held) == len(trained)
     for name, before in start.named_parameters():
         assert torch.equal(weights(whole)[name], before) == (name not in trained), name

@@ -21,7 +21,7 @@ from unmask.training.setup import prepare
 def both(folder, **settings):
     """(loaded at once, loaded and not yet filled)."""
     config = ModelConfig(name=str(folder), mask_token_id=39, **settings)
-    return load(config).model, load(config, divided=True).model
+    return load(config).model, load(config, unread=True).model
 
 
 def is_whole(late, whole):
@@ -57,7 +57,7 @@ def test_of_transformers_own(family, dtype, tmp_path):
 def test_of_a_step_of_a_run(tmp_path):
     trained = train(tmp_path / "run", "training.steps=1")
     step = ModelConfig(name=str(tmp_path / "run"), dtype="bfloat16")
-    whole, late = load(step).model, load(step, divided=True).model
+    whole, late = load(step).model, load(step, unread=True).model
     assert is_unread(late)
     fill(late)
     is_whole(late, whole)
@@ -67,7 +67,7 @@ def test_of_a_step_of_a_run(tmp_path):
 def test_a_mask_token_may_grow_the_ends_before_the_rest_is_read(tmp_path):
     fields = {key: value for key, value in FAMILIES["llama"].items() if key != "model_type"}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields)).save_pretrained(tmp_path)
-    whole, late = (load(ModelConfig(name=str(tmp_path)), divided=divided).model for divided in (False, True))
+    whole, late = (load(ModelConfig(name=str(tmp_path)), unread=unread).model for unread in (False, True))
     assert late.config.mask_token_id == fields["vocab_size"] and is_unread(late)
     fill(late)
     is_whole(late, whole)
@@ -120,9 +120,9 @@ def test_a_head_that_config_json_ties_and_the_folder_does_not_is_refused(tmp_pat
     load(ModelConfig(config=FAMILIES["llama"], mask_token_id=39)).model.save_pretrained(tmp_path)
     file, tensors = tmp_path / "config.json", load_file(tmp_path / "model.safetensors")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
-    for divided in (False, True):
+    for unread in (False, True):
         with pytest.raises(UserError, match="say in config.json that they are not tied"):
-            load(ModelConfig(name=str(tmp_path), mask_token_id=39), divided=divided)
+            load(ModelConfig(name=str(tmp_path), mask_token_id=39), unread=unread)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     for model in both(tmp_path):

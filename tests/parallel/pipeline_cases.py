@@ -28,4 +28,4 @@ def events(case: Case, path: str) -> list[Event]:
                       model=MODELS[case.model])  # fmt: skip
     trainer = Trainer(config=settings)
     trainer.train(documents(case.data))
-    return trainer.module.work.events
+    return trainer.engine.module.work.events

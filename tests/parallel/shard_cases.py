@@ -14,15 +14,16 @@ from tests.parallel.trainer_cases import MODELS, OBJECTIVES, Case, documents
 def held(case: Case, path: str) -> dict[str, Any]:
     """Bytes of this rank's parameters, gradients (when an update is made) and optimiser state, and what it sent."""
     from tests.training.tiny import config, log
+    from unmask.engine.scaling import SharedScaler
     from unmask.training.trainer import Trainer
 
     found: dict[str, Any] = {}
-    update = Trainer._update
+    update = SharedScaler.update
 
-    def seen(trainer: Trainer, norm: float) -> None:
-        update(trainer, norm)
+    def seen(scaler: SharedScaler, *args: Any) -> None:
+        update(scaler, *args)
         parameters = list(trainer.run.model.parameters())
-        states = [value for state in trainer.optimizer.state.values() for value in state.values() if value.dim()]
+        states = [value for state in trainer.engine.optimizer.state.values() for value in state.values() if value.dim()]
         for name, tensors in (
             ("parameter_bytes", [*parameters, *trainer.run.model.buffers()]),
             ("gradient_bytes", [each.grad for each in parameters]),
@@ -30,7 +31,7 @@ def held(case: Case, path: str) -> dict[str, Any]:
         ):
             found[name] = sum(_local(tensor).nbytes for tensor in tensors)
 
-    with mock.patch.object(Trainer, "_update", seen):
+    with mock.patch.object(SharedScaler, "update", seen):
         trainer = Trainer(config=config(Path(path), *case.overrides(), "training.steps=1", **named(case)))
         trainer.train(documents(case.data))
     return {**found, "sent": log(Path(path))[-1]["rank_sent"]}

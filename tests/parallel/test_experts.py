@@ -75,23 +75,24 @@ def overflowing(path: str) -> tuple[float, list[bool]]:
 
     import torch.distributed as dist
 
+    from unmask.engine.engine import Engine
     from unmask.training.trainer import Trainer
 
-    forward, skipped = Trainer._forward_backward, []
+    forward, skipped = Engine.forward_backward, []
 
-    def poisoned(trainer, objective, micro):
-        found = forward(trainer, objective, micro)
-        if trainer.step == 1 and dist.get_rank() == 1:
-            experts = trainer.run.model.base_model.layers[0].mlp.experts
+    def poisoned(engine, objective, micro):
+        found = forward(engine, objective, micro)
+        if engine.step == 1 and dist.get_rank() == 1:
+            experts = engine.model.base_model.layers[0].mlp.experts
             experts._parameters["down_proj"].grad.to_local()[0, 0, 0] = float("inf")
         return found
 
     options = ["parallel.data_parallel_size=2", "parallel.expert_parallel_size=2", "training.precision=fp16"]
-    with mock.patch.object(Trainer, "_forward_backward", poisoned):
+    with mock.patch.object(Engine, "forward_backward", poisoned):
         settings = config(Path(path), *options, "parallel.timeout=60", model=MODELS["experts"])
         trainer = Trainer(config=settings, callbacks=[lambda _, record: skipped.append(record.get("skipped", False))])
         trainer.train(documents("packed"))
-    return trainer.scaler.get_scale(), skipped
+    return trainer.engine.scaler.get_scale(), skipped
 
 
 def test_an_expert_that_overflows_is_one_on_all_ranks(workers, tmp_path):

@@ -74,15 +74,16 @@ def overflowing(path: str, options: list[str], always: bool = False) -> tuple[fl
 
     import torch.distributed as dist
 
+    from unmask.engine.engine import Engine
     from unmask.errors import UserError
     from unmask.training.trainer import Trainer
 
-    forward, skipped = Trainer._forward_backward, []
+    forward, skipped = Engine.forward_backward, []
 
-    def poisoned(trainer, objective, micro):
-        found = forward(trainer, objective, micro)
-        if (always or trainer.step == 1) and dist.get_rank() == 1:
-            projection = trainer.run.model.base_model.layers[0].mlp.down_proj
+    def poisoned(engine, objective, micro):
+        found = forward(engine, objective, micro)
+        if (always or engine.step == 1) and dist.get_rank() == 1:
+            projection = engine.model.base_model.layers[0].mlp.down_proj
             projection._parameters["weight"].grad.to_local()[0, 0] = float("inf")
         return found
 
@@ -92,12 +93,12 @@ def overflowing(path: str, options: list[str], always: bool = False) -> tuple[fl
     trainer = Trainer(
         config=config(Path(path), *options, "training.precision=fp16", "parallel.timeout=60"), callbacks=[see]
     )
-    with mock.patch.object(Trainer, "_forward_backward", poisoned):
+    with mock.patch.object(Engine, "forward_backward", poisoned):
         try:
             trainer.train(documents("packed"))
         except UserError as error:
-            return trainer.scaler.get_scale(), skipped, str(error)
-    return trainer.scaler.get_scale(), skipped, ""
+            return trainer.engine.scaler.get_scale(), skipped, str(error)
+    return trainer.engine.scaler.get_scale(), skipped, ""
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(workers, tmp_path):

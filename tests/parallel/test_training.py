@@ -10,7 +10,7 @@ from tests.parallel.trainer_cases import documents
 from tests.parallel.training_cases import everything, first_noise, full_disk
 from tests.training.tiny import train
 from unmask.runs.folder import saved_steps
-from unmask.training.batches import micro_batches
+from unmask.training.source import micro_batches
 
 MESHES = {
     "2 blocks": (2, ["parallel.block_parallel_size=2", "training.micro_batch=2"]),
@@ -71,8 +71,8 @@ def test_replicas_measure_the_noise_scale(batch_size, samples, workers, tmp_path
     found = workers(2).run(first_noise, str(tmp_path / "two"), [*options, "parallel.data_parallel_size=2"])
     frozen = [*options, "model.dtype=float64", "training.steps=1", "optimizer.learning_rate=1e-300"]
     trainer = train(tmp_path / "one", *frozen, data=documents("packed"))
-    micro = micro_batches(trainer.objective.at(0, 1), trainer.run.sampler.batch(0), 0, 1)
-    count, model = sum(rows.count for rows in micro), trainer.run.row_model
+    micro = micro_batches(trainer.objective.at(0, 1), trainer.run.source.sampler.batch(0), 0, 1)
+    count, model = sum(rows.count for rows in micro), trainer.engine.row_model
     squares = []
     for rows in micro:
         model.zero_grad()

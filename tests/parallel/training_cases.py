@@ -23,21 +23,23 @@ TIMED = {"time", "tokens_per_second", "mfu", "memory", "noise_scale"}
 def everything(path: str, overrides: list[str], stop: int | None = None) -> dict[str, Any]:
     """Its log without times, its averages, and what is left in the folder."""
     from tests.training.tiny import config, log, weights
+    from unmask.engine.engine import Engine
     from unmask.training.trainer import Trainer
 
-    forward, kept = Trainer._forward_backward, {}
+    forward, kept = Engine.forward_backward, {}
 
     def jumping(self: Any, objective: Any, micro: Any) -> Any:
-        loss, metrics = forward(self, objective, micro)
-        return loss * (9.0 if self.step + self.spikes.offset == BAD else 1.0), metrics
+        losses = forward(self, objective, micro)
+        batch = self.step + trainer.spikes.offset
+        return losses._replace(loss=losses.loss * (9.0 if batch == BAD else 1.0))
 
     def stopping(trainer: Any, record: Any) -> None:
-        kept.update(ema=whole(trainer.ema.average), weights=whole(weights(trainer)))
+        kept.update(ema=whole(trainer.engine.ema.average), weights=whole(weights(trainer)))
         if record["step"] == stop:
             trainer.stop()
 
     settings = config(Path(path), *OPTIONS, *overrides, objective={"name": "block_diffusion", "block_size": 8})
-    with mock.patch.object(Trainer, "_forward_backward", jumping):
+    with mock.patch.object(Engine, "forward_backward", jumping):
         trainer = Trainer(config=settings, callbacks=[stopping])
         trainer.train(documents("packed"), {"packed": documents("packed")[:9], "prompt": documents("prompt")[:7]})
     records = log(Path(path)) if trainer.mesh.first else []
@@ -47,7 +49,7 @@ def everything(path: str, overrides: list[str], stop: int | None = None) -> dict
         "ema": {name: average.numpy() for name, average in kept["ema"].items()},
         "weights": {name: weight.numpy() for name, weight in kept["weights"].items()},
         "state": (trainer.spikes.state_dict()["offset"], trainer.spikes.rollbacks, tuple(trainer.checkpoints.best)),
-        "noise": trainer.noise.state_dict() if trainer.noise else None,
+        "noise": trainer.engine.noise.state_dict() if trainer.engine.noise else None,
         "profile": sorted(os.listdir(Path(path) / "profile")) if trainer.mesh.first else [],
     }
 
@@ -68,7 +70,7 @@ def first_noise(path: str, overrides: list[str]) -> list[float]:
     found: list[float] = []
 
     def see(trainer: Any, record: Any) -> None:
-        found[:] = [trainer.noise._part, trainer.noise._parts]
+        found[:] = [trainer.engine.noise._part, trainer.engine.noise._parts]
 
     settings = config(Path(path), *overrides, "model.dtype=float64", "training.steps=1", "parallel.timeout=60")
     Trainer(config=settings, callbacks=[see]).train(documents("packed"))

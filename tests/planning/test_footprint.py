@@ -11,7 +11,7 @@ import torch
 from tests.training.tiny import MODEL, config, documents
 from unmask.planning.footprint import Ledger, footprint
 from unmask.training import setup
-from unmask.training.trainer import micro_batches
+from unmask.training.source import micro_batches
 
 WIDE = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "vocab_size": 4096, "num_hidden_layers": 3}
 PROGRAM = """
@@ -32,7 +32,7 @@ else:
 
 def prepared(path, *overrides, objective=None):
     run = setup.prepare(config(path, *overrides, objective=objective), documents())
-    batch, training = run.sampler.batch(0), run.config.training
+    batch, training = run.source.documents(0), run.config.training
     return run, micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
 
 

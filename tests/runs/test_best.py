@@ -16,9 +16,9 @@ def bounds(monkeypatch, values):
     """Let the evaluation of step k find values[k]; returns the steps evaluated."""
     evaluated = []
 
-    def evaluate(run, objective, step, steps, *others):
-        evaluated.append(step)
-        return {"validation": Bound(values[step], 0.1, 10, 2)}, objective
+    def evaluate(run, engine, objective, *others):
+        evaluated.append(engine.step)
+        return {"validation": Bound(values[engine.step], 0.1, 10, 2)}, objective
 
     monkeypatch.setattr(trainers, "evaluate", evaluate)
     return evaluated

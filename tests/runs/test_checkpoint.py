@@ -20,7 +20,7 @@ def state(trainer):
     names = {id(parameter): name for name, parameter in trainer.run.model.named_parameters()}
     return {
         (names[id(parameter)], key): value.clone()
-        for parameter, entries in trainer.optimizer.state.items()
+        for parameter, entries in trainer.engine.optimizer.state.items()
         for key, value in entries.items()
     }
 
@@ -60,7 +60,7 @@ def test_ten_and_ten_steps_are_twenty(tmp_path, options, objective):
     assert_equal(weights(whole), weights(rest))
     assert_equal(state(whole), state(rest))
     assert len(state(whole)) == 3 * len(weights(whole))
-    assert whole.objective == rest.objective and whole.scaler.state_dict() == rest.scaler.state_dict()
+    assert whole.objective == rest.objective and whole.engine.scaler.state_dict() == rest.engine.scaler.state_dict()
     assert torch.equal(drawn, torch.get_rng_state())
     timed = {"time", "tokens_per_second", "mfu", "memory"}
     strip = [[{k: v for k, v in r.items() if k not in timed} for r in log(tmp_path / n)] for n in ("whole", "halves")]

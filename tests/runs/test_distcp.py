@@ -105,7 +105,7 @@ def test_how_the_optimiser_computes_is_not_the_checkpoint_s(step: Path) -> None:
     sign(step)
     trainer = Trainer(config=config(step.parent, "training.steps=2", "training.ema=0.5"))
     trainer.train(documents())
-    for group in trainer.optimizer.param_groups:
+    for group in trainer.engine.optimizer.param_groups:
         assert (group["maximize"], group["amsgrad"], group["capturable"]) == (False, False, False)
 
 

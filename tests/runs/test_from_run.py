@@ -5,6 +5,7 @@ import torch
 
 from tests.training.tiny import config, documents, log, train, weights
 from unmask import Config, Trainer, UserError
+from unmask.models.families.materialise import fill
 from unmask.runs.open import open_model
 from unmask.training import setup
 
@@ -23,6 +24,7 @@ def test_its_newest_checkpoint_is_trained_further(run, name, step, tmp_path):
     said = []
     settings = config(tmp_path, *HERE, f"model.name={run / name}", "training.steps=1", objective={"name": None})
     prepared = setup.prepare(settings, documents())
+    fill(prepared.model, "cpu")
     source = open_model(run / f"step-{step:08d}")
     for name, weight in source.model.named_parameters():
         torch.testing.assert_close(dict(prepared.model.named_parameters())[name], weight, rtol=0, atol=0)

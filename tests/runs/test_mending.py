@@ -88,7 +88,9 @@ def test_a_state_of_another_shape_is_one_sentence(finished):
         for tree in [*altered(json.loads(own)), [], None]:
             file.write_text(json.dumps(tree))
             manifest.write_text(json.dumps({"files": {"state.json": layout.describe(folder)["state.json"]}}))
-            count += refused(lambda: trainer._restore(continued(trainer.run.identity)), file, folder)
+            count += refused(
+                lambda: trainer.saving.restore(continued(trainer.run.identity), trainer.objective), file, folder
+            )
             refused(lambda: own_objective._own(str(finished)), file, folder)
         for text in ("", DEEP, '{"step": ' + DEEP):
             file.write_text(text)

@@ -30,9 +30,9 @@ def test_the_opened_model_gives_the_same_loss(tmp_path):
 
     trainer = train(tmp_path)
     opened = open_model(tmp_path)
-    rows = trainer.objective.rows(trainer.run.sampler.batch(0)[0], 0)
+    rows = trainer.objective.rows(trainer.run.source.sampler.batch(0)[0], 0)
     ours = RowModel(opened.model)
-    expected = trainer.run.row_model(trainer.run.row_model.collate(rows), trainer.objective)
+    expected = trainer.engine.row_model(trainer.engine.row_model.collate(rows), trainer.objective)
     got = ours(ours.collate(rows), opened.objective)
     assert float(got.sum.detach()) == pytest.approx(float(expected.sum.detach()), rel=1e-6)
 

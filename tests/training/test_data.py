@@ -44,7 +44,7 @@ def test_a_tokenizer_larger_than_the_model_trains_on_data_that_fit(tmp_path):
     """As Gemma 3's own has a token for images that its text models have no row for."""
     larger = words(tmp_path / "words", {f"w{i}": i for i in range(70)}, eos_token="w1")
     tiny = config(tmp_path / "run", f"data.tokenizer={larger}")
-    assert len(setup.prepare(tiny, ["w2 w3"] * 3, ["w2"]).packs)
+    assert len(setup.prepare(tiny, ["w2 w3"] * 3, ["w2"]).source.mixture)
     with pytest.raises(UserError, match="data.train=list: document 1 holds the token id 64 and the model has 64 emb"):
         setup.prepare(tiny, ["w2 w3", "w2 w64"])
     with pytest.raises(UserError, match="data.validation: document 0 holds the token id 66 and the model has 64 emb"):
@@ -136,7 +136,7 @@ def test_prompts_longer_than_a_pack_teach_nothing_and_are_told(tmp_path):
         "parts of documents longer than data.pack_tokens=64 that are learnt from without the beginning of their "
         "prompt: 6",
     ]
-    assert all(any(document.supervised.any() for document in pack) for pack in run.packs)
+    assert all(any(document.supervised.any() for document in pack) for pack in run.source.mixture)
 
 
 def raw(folder: Path, records: list[Any]) -> str:
@@ -150,7 +150,7 @@ def test_beginning_tokens_are_as_the_tokenizer_or_the_config_says(tmp_path):
     for bos, shown, token in (("auto", "none", [3, 30]), ("true", "<s>", [0, 3, 30]), ("false", "none", [3, 30])):
         tiny = config(tmp_path / "run", f"data.tokenizer={bare}", f"data.bos={bos}")
         run = setup.prepare(tiny, ["w2"] * 3)
-        assert run.packs.sources[0].packs.dataset.document(0)[0].tolist() == token
+        assert run.source.mixture.sources[0].packs.dataset.document(0)[0].tolist() == token
         assert (shown == "none") == (run.tokenizer("w2")["input_ids"] == [3])
         tiny.data.train = raw(tmp_path, [{"text": "w2"}] * 3)
         assert plan(tiny)["bos"] == shown
@@ -178,7 +178,7 @@ def test_raw_sources_are_read_as_prepare_reads_them(tmp_path, prepared):
     data = raw(tmp_path, [{"talk": say * 2}] * 3)
     own = [f"data.tokenizer={bare}", f"data.train={data}", "data.fields={messages: talk}", "data.supervise=last"]
     run = setup.prepare(config(tmp_path / "run", *own, f"data.chat_template={tmp_path / 'chat.jinja'}"))
-    token, flags = run.packs.sources[0].packs.dataset.document(0)
+    token, flags = run.source.mixture.sources[0].packs.dataset.document(0)
     expected = dataset_from(
         [{"messages": say * 2}], bare, supervise="last", chat_template=str(tmp_path / "chat.jinja")
     ).document(0)

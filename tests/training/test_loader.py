@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.tiny import train, weights
 from unmask.errors import UserError
-from unmask.training.loader import Loader
+from unmask.training.source import Loader
 
 
 def test_what_was_made_ahead_is_taken_once_and_only_for_its_key() -> None:

@@ -63,8 +63,8 @@ def test_a_resumed_mixture_is_the_uninterrupted_one(tmp_path: Path, sources: lis
 def test_paths_in_a_list_are_sources_and_strings_texts(tmp_path: Path, sources: list[dict[str, object]]) -> None:
     paths = [Path(str(source["path"])) for source in sources]
     trainer = train(tmp_path / "run", "training.steps=null", data=paths)
-    assert [source.weight for source in trainer.run.packs.sources] == [None, None]
-    packs = sum(len(source.packs) for source in trainer.run.packs.sources)
+    assert [source.weight for source in trainer.run.source.mixture.sources] == [None, None]
+    packs = sum(len(source.packs) for source in trainer.run.source.mixture.sources)
     assert trainer.summary.steps == -(-packs // 2)  # one pass over both
     with pytest.raises(UserError, match="text needs a tokeniser"):
         train(tmp_path / "texts", data=[str(path) for path in paths])
@@ -102,7 +102,7 @@ def test_long_documents(tmp_path: Path) -> None:
     trainer.message = said.append  # type: ignore[method-assign]
     trainer.train(data)
     assert said == ["data.train=list: 1 of 11 documents are longer than data.pack_tokens=128 and left out"]
-    assert trainer.run.packs.dropped == 1
+    assert trainer.run.source.mixture.dropped == 1
     with pytest.raises(UserError, match="data.train=list: document 10 has 240 tokens: a pack holds 128; raise"):
         train(tmp_path / "other", "data.long_documents=refuse", data=data)
 

@@ -87,12 +87,12 @@ def test_documents_longer_than_the_positions_of_the_model(tmp_path):
     has = "has 33 tokens, and the model 32 positions (max_position_embeddings): set data.pack_tokens to 32 or less"
     for key, data in (("train", {"data": short + long}), ("validation", {"data": short, "validation": long})):
         found = setup.prepare(config(tmp_path / "run", "data.pack_tokens=32", model=model), *data.values())
-        assert found.packs.sources[0].packs.longest == 32
+        assert found.source.mixture.sources[0].packs.longest == 32
         with pytest.raises(UserError) as error:
             setup.prepare(config(tmp_path / "run", model=model), *data.values())
         assert str(error.value).startswith(f"data.{key}=list: a document ") and str(error.value).endswith(has)
     # Positions count from 0 in every document: packs of 128 tokens go with 32 positions.
-    assert setup.prepare(config(tmp_path / "run", model=model), short).packs.sources[0].packs.fill == 1
+    assert setup.prepare(config(tmp_path / "run", model=model), short).source.mixture.sources[0].packs.fill == 1
 
 
 def test_tokens_that_no_row_predicts_are_no_targets(tmp_path):

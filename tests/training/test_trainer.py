@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.tiny import MODEL, PLAIN, config, documents, log, losses, train, weights
 from unmask import ParallelConfig, Trainer
+from unmask.engine.engine import Engine
 from unmask.errors import UserError
 from unmask.training.speed import memory
 
@@ -25,7 +26,7 @@ def test_a_step_is_the_one_written_by_hand(tmp_path):
         torch.manual_seed(0)
         fields = {key: value for key, value in MODEL.items() if key != "model_type"}
         reference = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **fields), dtype=torch.float64)
-    packs = trainer.run.sampler.batch(0)
+    packs = trainer.run.source.sampler.batch(0)
     total, count = torch.zeros((), dtype=torch.float64), 0
     for document in (document for pack in packs for document in pack):
         token = torch.from_numpy(document.token)[None]
@@ -78,13 +79,13 @@ def test_checkpointing_changes_nothing_but_the_work(tmp_path, mode, calls, monke
     options += ["model.skip_last_layer=false"]  # a skipping last layer is never checkpointed: its backward comes first
     plain = weights(train(tmp_path / "plain", *options))
     count = AttendCalls()
-    forward_backward = Trainer._forward_backward
+    forward_backward = Engine.forward_backward
 
     def counted(self, objective, micro):
         with count:
             return forward_backward(self, objective, micro)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", counted)
+    monkeypatch.setattr(Engine, "forward_backward", counted)
     checkpointed = train(tmp_path / mode, *options, f"training.checkpointing={mode}")
     for name, weight in weights(checkpointed).items():
         torch.testing.assert_close(weight, plain[name], rtol=0, atol=1e-12)
@@ -104,14 +105,14 @@ def test_half_precision_stays_close(tmp_path, precision):
 def test_fp16_skips_the_steps_that_overflow_and_goes_on(tmp_path):
     def overflow(trainer, record):
         if record["step"] == 2:
-            trainer.scaler.update(2.0**120)
+            trainer.engine.scaler.update(2.0**120)
         before.append(weights(trainer))
 
     before = []
     trainer = train(tmp_path, "training.steps=4", "training.precision=fp16", callbacks=[overflow])
     skipped = [record["step"] for record in log(tmp_path) if record.get("skipped")]
     assert skipped == [3, 4]
-    assert trainer.scaler.get_scale() == 2.0**118
+    assert trainer.engine.scaler.get_scale() == 2.0**118
     assert all(torch.equal(before[1][name], before[3][name]) for name in before[1])
     assert not torch.equal(before[0]["model.norm.weight"], before[1]["model.norm.weight"])
 
@@ -133,13 +134,14 @@ def test_three_bad_steps_stop_the_run_and_leave_its_checkpoint(tmp_path, monkeyp
 
 def poison(monkeypatch, steps):
     """Make the loss of these steps (from 0) nan."""
-    forward = Trainer._forward_backward
+    forward = Engine.forward_backward
 
     def poisoned(self, objective, micro):
-        loss, metrics = forward(self, objective, micro)
-        return (math.nan if self.step in steps else loss), metrics
+        losses = forward(self, objective, micro)
+        self._loss = math.nan if self.step in steps else losses.loss
+        return losses._replace(loss=self._loss)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", poisoned)
+    monkeypatch.setattr(Engine, "forward_backward", poisoned)
 
 
 def test_every_layer_is_compiled_whole(tmp_path, monkeypatch):
@@ -174,9 +176,9 @@ def test_the_log_has_every_number(tmp_path):
     records = log(tmp_path)
     assert [(record["kind"], record["step"]) for record in records] == [("step", 2), ("step", 4), ("evaluation", 4)]
     first, last, evaluation = records
-    batch = [document for pack in trainer.run.sampler.batch(1) for document in pack]
+    batch = [document for pack in trainer.run.source.sampler.batch(1) for document in pack]
     assert first["tokens"] == sum(map(len, batch))
-    assert first["epoch"] == pytest.approx(2 / trainer.run.sampler.steps_per_epoch)
+    assert first["epoch"] == pytest.approx(2 / trainer.run.source.sampler.steps_per_epoch)
     assert last["learning_rate"] == pytest.approx(0.003 * 0.1)
     assert first["rows"] >= first["tokens"]
     assert first["nll"] == pytest.approx(math.log(64), abs=0.3)
@@ -209,7 +211,7 @@ def test_arguments_win_over_the_config(tmp_path):
     trainer = Trainer(config=settings, checkpoint_path=tmp_path / "argument", parallel_config=ParallelConfig())
     summary = trainer.train(train_dataset=documents(), epochs=1, batch_size=8)
     assert summary.path == tmp_path / "argument" and summary.checkpoint.parent == tmp_path / "argument"
-    assert summary.step == summary.steps == math.ceil(len(trainer.run.packs) / 8)
+    assert summary.step == summary.steps == math.ceil(len(trainer.run.source.mixture) / 8)
     assert not (tmp_path / "config").exists()
     assert settings.training.steps == 50
 

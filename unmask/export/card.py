@@ -124,7 +124,7 @@ def _sampler(opened: OpenModel, folder: str) -> str:
     loading = LOADING.format(folder=folder) + (IDS if tokenizer is None else TEXTS)
     if tokenizer is None:
         loading = loading.replace(", AutoTokenizer", "")
-    ends = sorted(end_tokens(opened.model, tokenizer))
+    ends = sorted(end_tokens(opened.model, tokenizer, opened.model.get_output_embeddings().weight.shape[0]))
     shown = f"{{{', '.join(map(str, ends))}}}" if ends else "set()"
     if decoding.kind == "causal":
         body = WRITING.format(ends=shown)

@@ -44,13 +44,13 @@ def load(
     seed: int = 0,
     device: str | torch.device = "cpu",
     vocab_size: int | None = None,
-    divided: bool = False,
+    unread: bool = False,
     masked: bool = True,
 ) -> LoadedModel:
     """The model of `config`, with the mask token in place, its attention checked and its norms and MLPs fused.
 
     vocab_size fills a random model's `vocab_size` when the config leaves it out. The weights of a random model are a
-    function of `seed`. divided: leave the weights of a folder to `materialise.fill`, once the model is divided. masked:
+    function of `seed`. unread: leave the weights of a folder to `materialise.fill`, after the model is divided. masked:
     whether tokens will be masked; else no mask token is added. UserError: no such folder, unknown type or key,
     attention that bypasses the interface.
     """
@@ -73,7 +73,7 @@ def load(
     check_attention(model)
     dropout.off(model)
     proofs = proofs_of(model, device)
-    if needs_whole(config.lora) or not divided:
+    if needs_whole(config.lora) or not unread:
         # What is put in four bits goes to the device as it is.
         fill(model, "cpu" if config.lora.quantize != "none" else device)
     if "mask_token" in config.lora.train:

@@ -23,6 +23,7 @@ from unmask.models.families import family_of_model
 from unmask.models.families.materialise import device_of
 from unmask.models.head import Head
 from unmask.models.last_layer import skipping
+from unmask.models.logits import Query
 from unmask.models.passes import Pass, apart, run, together
 from unmask.models.prove import proofs_of
 from unmask.objectives import LabelledRows
@@ -172,12 +173,14 @@ class RowModel(nn.Module):
             held=held,
         )
 
-    def decoded(self, batch: RowBatch, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
+    def decoded(self, batch: RowBatch | Query, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
         """Final hidden states, [1, N, width], or of the labelled rows only where the plan says so.
 
         embedded: hidden states [1, N, width] to begin with in place of the tokens' embeddings; twice: conditioned on
-        what a first pass predicts.
+        what a first pass predicts. Of a sampler's query, whose rows its own predictions condition, all rows'.
         """
+        if isinstance(batch, Query):
+            return batch.decoded(self.model.base_model, embedded)
         passes = batch.twice if twice else (batch.once,)
         return run(passes, self.model.base_model, self._signal_of, embedded)
 
@@ -190,13 +193,27 @@ class RowModel(nn.Module):
         hidden = self.decoded(batch, embedded, twice)[0]
         return hidden if batch.once.plan.labelled is not None else hidden.index_select(0, batch.labelled)
 
+    def logits(self, query: Query, embedded: Tensor | None = None) -> Tensor:
+        """Logits [n, vocabulary] of the rows that a sampler wants, no gradient. embedded: see `decoded`."""
+        with torch.no_grad():
+            hidden = self.decoded(query, embedded)
+            return self.head().logits(hidden[0].index_select(0, query.keep))
+
     def forward(
-        self, batch: RowBatch, objective: Objective, per_row: bool = False, embedded: Tensor | None = None
+        self,
+        batch: RowBatch | Query,
+        objective: Objective | None = None,
+        per_row: bool = False,
+        embedded: Tensor | None = None,
     ) -> LossTerms | Tensor:
-        """LossTerms of the pack; with per_row, the objective's scores of every labelled row ([n], no gradient).
+        """LossTerms of the pack; with per_row, the objective's scores of every labelled row ([n], no gradient); of a
+        sampler's query, its logits.
 
         embedded: see `decoded`.
         """
+        if isinstance(batch, Query):
+            return self.logits(batch, embedded)
+        assert objective is not None
         watching: AbstractContextManager[None] = nullcontext()
         if self.routing is not None and not per_row:
             watching = self.routing.watching(batch.counted, batch.labelled)

@@ -80,8 +80,9 @@ def read_generation(model: PreTrainedModel, folder: Path) -> None:
         raise UserError(f"{path}: cannot be used: {' '.join(str(error).split())[:200]}") from None
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """The ids that end a text: the tokeniser's, and those of generation_config.json that the model has rows for.
+def end_tokens(model: PreTrainedModel, tokenizer: Any, rows: int) -> list[int]:
+    """The ids that end a text: the tokeniser's, and those of generation_config.json that are among the `rows` of
+    the model's embedding.
 
     Beside a tokeniser, what follows from config.json alone says nothing: often it is transformers' default. UserError
     for others than numbers.
@@ -94,5 +95,4 @@ def end_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
         raise UserError(f"eos_token_id={found!r} of generation_config.json: give the id of a token, or a list of them")
-    rows = model.get_input_embeddings().weight.shape[0]
     return [*([] if own is None else [own]), *(each for each in ids if 0 <= each < rows)]

@@ -134,6 +134,10 @@ class Mesh:
         if error is not None:
             raise UserError(error, told=not self.first)
 
+    def by_writers(self, action: Callable[[], Any]) -> None:
+        """Done by the first process, where it holds the whole model, else by all."""
+        (self.together if self.divided else self.by_first)(action)
+
     def agree(self, facts: dict[str, Any]) -> None:
         """UserError when two processes were given different facts, naming the first one and the rank."""
         first, *others = self.gathered(dict(flat(facts)))

@@ -34,6 +34,7 @@ from torch.distributed.pipelining import (
 from unmask.blocks.exchange import Traffic
 from unmask.errors import UserError
 from unmask.models.decoder import decoder_layers
+from unmask.models.logits import Query
 from unmask.models.prove import BUILT_DIFFERENTLY, close, miniature, trial_rows
 from unmask.models.row_model import RowBatch, RowModel
 from unmask.parallel.mesh import Mesh
@@ -250,15 +251,19 @@ class Pipeline(nn.Module):
 
     def forward(
         self,
-        batches: Sequence[RowBatch] | RowBatch,
-        objective: Objective,
+        batches: Sequence[RowBatch] | RowBatch | Query,
+        objective: Objective | None = None,
         scale: Callable[[Tensor], Tensor] | None = None,
         per_row: bool = False,
     ) -> list[LossTerms] | Tensor:
         """Forward and backward of a step's micro-batches: their terms, where the last stage is, else none.
 
-        scale: of a loss, before its backward. With per_row, forward of one pack: its nll as RowModel gives it.
+        scale: of a loss, before its backward. With per_row, forward of one pack: its nll as RowModel gives it; of a
+        sampler's query likewise its logits.
         """
+        if isinstance(batches, Query):
+            return self._logits(batches)
+        assert objective is not None
         if per_row:
             return self._nll(cast(RowBatch, batches), objective)
         batches = cast(Sequence[RowBatch], batches)
@@ -315,26 +320,38 @@ class Pipeline(nn.Module):
 
     def _nll(self, batch: RowBatch, objective: Objective) -> Tensor:
         """The nll of every labelled row of the pack, on all of its pipeline's ranks."""
-        self.work.batches, hidden = [batch], None
         wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
-        nll = torch.empty(0)
+        return self._through(batch, lambda last, hidden: last(batch, objective, per_row=True, embedded=hidden).to(wide))
+
+    def _logits(self, query: Query) -> Tensor:
+        """Logits [n, vocabulary] of the rows that a sampler wants, on all of its pipeline's ranks."""
+        wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
+        return self._through(query, lambda last, hidden: last.logits(query, hidden).to(wide))
+
+    def _through(self, batch: RowBatch | Query, last: Callable[[RowModel, Tensor | None], Tensor]) -> Tensor:
+        """One pack through all stages, forward only: what `last` makes of the last one, sent to every rank."""
+        hidden, found = None, torch.empty(0)
         for number, stage in zip(self.numbers, cast(Any, self.stages), strict=True):
             if number and self.layout.rank_of(number - 1) != self.rank:
                 hidden = torch.empty((1, self.own(batch.rows), self.width), dtype=self.wire, device=self.mesh.device)
                 dist.recv(hidden, group=self.group, group_src=self.layout.rank_of(number - 1))
             with stage.arithmetic():
                 if stage.last:
-                    nll = stage.row_model(batch, objective, per_row=True, embedded=hidden)
+                    found = last(stage.row_model, hidden)
                     break
                 hidden = stage.row_model.decoded(batch, hidden).to(self.wire).contiguous()
             if self.layout.rank_of(number + 1) != self.rank:
                 dist.send(hidden, group=self.group, group_dst=self.layout.rank_of(number + 1))
         source = self.layout.rank_of(self.layout.stages - 1)
-        count = torch.tensor(len(nll), device=self.mesh.device)
-        dist.broadcast(count, group=self.group, group_src=source)
-        nll = nll.to(wide) if self.last else torch.empty(int(count), dtype=wide, device=self.mesh.device)
-        dist.broadcast(nll, group=self.group, group_src=source)
-        return nll
+        shape = torch.tensor([found.ndim, *found.shape, 0][:3], device=self.mesh.device)
+        dist.broadcast(shape, group=self.group, group_src=source)
+        dimensions, *sizes = shape.tolist()
+        if not self.last:
+            wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
+            found = torch.empty(sizes[:dimensions], dtype=wide, device=self.mesh.device)
+        found = found.contiguous()
+        dist.broadcast(found, group=self.group, group_src=source)
+        return found
 
 
 def _cause(error: BaseException) -> BaseException:

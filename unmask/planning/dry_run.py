@@ -8,7 +8,7 @@ import numpy as np
 
 from unmask.blocks.axis import Placed, place
 from unmask.config import Config
-from unmask.data import end_policy
+from unmask.data import Mixture, end_policy
 from unmask.data.beginnings import shown
 from unmask.errors import UserError
 from unmask.objectives import described
@@ -19,8 +19,8 @@ from unmask.planning.picture import facts, picture
 from unmask.rows import Document, Rows, flops
 from unmask.runs.resume import continued
 from unmask.training import setup
-from unmask.training.batches import micro_batches
 from unmask.training.opening import predicted
+from unmask.training.source import Packs, micro_batches
 
 #: Facts of a placement that add up over the micro-batches of a step, in lists by rank.
 PER_RANK = ("rank_rows", "rank_pairs", "rank_bytes_forward", "rank_bytes_backward")
@@ -32,10 +32,9 @@ def plan(config: Config) -> dict[str, Any]:
     run = setup.prepare(config)
     checkpoint = continued(run.identity)
     size = sum(parameter.numel() for parameter in run.model.parameters())
-    batch = run.sampler.batch(0)
-    micro = micro_batches(run.objective.at(0, run.steps), batch, config.training.seed, config.training.micro_batch)
+    packs, source, micro = packed(run)
     step = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
-    seconds = predicted(run, micro, step, config.parallel.processes)
+    seconds = predicted(run, step, config.parallel.processes)
     placed = placements(run, micro)
     first = {key: placed[0][1][key] for key in ("placement", "exchange")} if placed else {}
     ranks = {key: [sum(parts) for parts in zip(*(found[key] for _, found in placed), strict=True)] for key in PER_RANK}
@@ -45,17 +44,17 @@ def plan(config: Config) -> dict[str, Any]:
         "objective": described(run.objective),
         "mask_token_id": run.objective.mask_token_id,
         "device": str(run.device),
-        "documents": run.packs.documents,
-        "tokens": run.packs.tokens,
-        **left_out(run),
-        "packs": len(run.packs),
-        "fill": round(float(run.packs.fill), 4),
+        "documents": source.mixture.documents,
+        "tokens": source.mixture.tokens,
+        **left_out(source.mixture),
+        "packs": len(source.mixture),
+        "fill": round(float(source.mixture.fill), 4),
         "steps": run.steps,
-        "epochs": _epochs(run),
-        **sources(run),
+        "epochs": _epochs(run, source),
+        **sources(run, source.mixture),
         **({"bos": shown(run.tokenizer)} if run.tokenizer is not None else {}),
-        **ends(run, batch),
-        "tokens_per_step": sum(len(document) for pack in batch for document in pack),
+        **ends(run, packs),
+        "tokens_per_step": sum(len(document) for pack in packs for document in pack),
         "micro_batches_per_step": len(micro),
         "rows_first_step": sum(len(rows) for rows in micro),
         "labelled_first_step": sum(len(rows.labelled) for rows in micro),
@@ -70,15 +69,23 @@ def plan(config: Config) -> dict[str, Any]:
     }
 
 
-def _epochs(run: setup.Run) -> float:
+def packed(run: setup.Run) -> tuple[list[list[Document]], Packs, list[Rows]]:
+    """The packs of the first step, the source that gives them, and their rows."""
+    assert isinstance(run.source, Packs)  # a config names no other
+    packs = run.source.documents(0)
+    training = run.config.training
+    objective = run.objective.at(0, run.steps)
+    return packs, run.source, micro_batches(objective, packs, training.seed, training.micro_batch)
+
+
+def _epochs(run: setup.Run, source: Packs) -> float:
     """Passes over the data: as asked for, else what the steps make."""
     asked = run.config.training
-    return asked.epochs if asked.steps is None else round(run.sampler.passes(run.steps), 4)
+    return asked.epochs if asked.steps is None else round(source.sampler.passes(run.steps), 4)
 
 
-def left_out(run: setup.Run) -> dict[str, Any]:
+def left_out(packs: Mixture) -> dict[str, Any]:
     """Documents longer than a pack, parts without a label, and answers that are cut from their prompt; where any."""
-    packs = run.packs
     counts = {"dropped_documents": packs.dropped, "parts_without_label": packs.silent, "cut_answers": packs.severed}
     return {name: count for name, count in counts.items() if count}
 
@@ -96,9 +103,8 @@ def pipeline(run: setup.Run) -> dict[str, Any]:
     }
 
 
-def sources(run: setup.Run) -> dict[str, Any]:
+def sources(run: setup.Run, mixture: Mixture) -> dict[str, Any]:
     """Of several sources: what each one is, and how much of it the run sees, in lists by source."""
-    mixture = run.packs
     if len(mixture.sources) == 1:
         return {}
     passes = mixture.passes(run.steps * run.config.training.batch_size)
@@ -148,7 +154,7 @@ def placements(run: setup.Run, micro: list[Rows]) -> list[tuple[Placed, dict[str
     parallel, row_model = run.config.parallel, run.row_model
     if parallel.block_parallel_size == 1:
         return []
-    layers = layers_of(row_model, parallel, run.dtype)
+    layers = layers_of(row_model, parallel, run.precision.dtype)
     speeds = np.array(parallel.speeds) if isinstance(parallel.speeds, list) else None
     found = []
     for rows in micro:
@@ -167,7 +173,5 @@ def inspect(config: Config) -> tuple[str, list[dict[str, Any]]]:
             "parallel.block_parallel_size=1: no ranks share a pack, so there is no placement to show; give "
             "parallel.block_parallel_size=4"
         )
-    batch, training = run.sampler.batch(0), config.training
-    micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
-    placed = placements(run, micro)
+    placed = placements(run, packed(run)[2])
     return picture(*placed[0]), [found for _, found in placed]

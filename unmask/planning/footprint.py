@@ -151,11 +151,11 @@ def footprint(
         if len(micro) == 1:  # else those of one micro-batch are there when the next one's are added
             optimizer.zero_grad(set_to_none=True)
         ledger.peak = ledger.live
-        with run.arithmetic():
+        with run.precision():
             terms = row_model(batch, run.objective)
         (terms.sum / (batch.count or 1.0)).backward()
         optimizer.step()
-    widths = row_model.decoder.widths(run.dtype)
+    widths = row_model.decoder.widths(run.precision.dtype)
     passing = 2 * elsewhere * max(each.key * (each.activation + each.gradient) for each in widths.values())
     temporary = round((max(0, ledger.peak - held - gradients - states) + passing) * _waiting(run))
     parts = [sum(part(each, each) for each in tensors if each in ours) for tensors in (parameters, trained)]
@@ -217,7 +217,7 @@ def _gathered(run: Run) -> int:
 
     def elements(parameters: Iterable[nn.Parameter]) -> int:
         # What is in four bits is gathered as it is, whatever the arithmetic.
-        wide = run.dtype.itemsize
+        wide = run.precision.dtype.itemsize
         return sum(part(each, each) // (wide if nf4.is_nf4(each) else each.element_size()) for each in parameters)
 
     sizes = [elements(layer.parameters()) for layer in decoder_layers(run.model)]
@@ -227,7 +227,7 @@ def _gathered(run: Run) -> int:
     if parallel.level == 3:
         whole = min(every, rest + largest * (1 + max(1, parallel.prefetch)))
     gradients = every if parallel.level <= 1 else max(largest, rest)
-    return whole * run.dtype.itemsize + gradients * max(4, run.model.dtype.itemsize)
+    return whole * run.precision.dtype.itemsize + gradients * max(4, run.model.dtype.itemsize)
 
 
 class _Parts:

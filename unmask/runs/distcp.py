@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
+from unmask.engine.state import weights
 from unmask.errors import UserError
-from unmask.models.adapters import nf4
 
 TABLE = ".metadata"
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
@@ -224,15 +224,6 @@ class _Planner(DefaultLoadPlanner):
 # DCP without a process group warns that it saves and loads in one process, which is what we ask for. Once, and not in
 # a `catch_warnings`: that is no thread's own, and checkpoints may be written in one.
 warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
-
-
-def weights(model: torch.nn.Module) -> dict[str, Any]:
-    """The model's tensors by name as DCP stores them: tied weights once, under their first name; see `nf4.stored`."""
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-    own = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
-    found = [(name, tensor) for name, tensor in get_model_state_dict(model).items() if name in own]
-    return {key: part for name, tensor in found for key, part in nf4.stored(name, tensor).items()}
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:

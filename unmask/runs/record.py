@@ -39,6 +39,20 @@ COMPARED = ("python", *PACKAGES)
 PATHS = ("model.name", "data.train", "data.validation", "data.tokenizer", "data.chat_template")
 
 
+def begin(run: Identity, step: int, processes: int | None) -> None:
+    """Write the run's config, and that it starts after `step` steps on so many processes (None: it has started).
+
+    UserError for a folder that takes no files.
+    """
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_whole(run.path / "config.yaml", run.config.dump())
+        if processes is not None:
+            write(run, step, processes)
+    except OSError as error:
+        raise UserError(f"checkpoint.path={run.path}: cannot be written: {error.strerror}") from None
+
+
 def write(run: Identity, step: int, processes: int) -> None:
     """Append this start, after `step` steps, to the run's record."""
     file = run.path / FILE
@@ -191,8 +205,10 @@ def _numbers_of(config: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in ("checkpoint", "log", "evaluation")})
 
 
-def compare(repeat: Repeat, run: Identity, processes: int) -> list[str]:
+def compare(repeat: Repeat | None, run: Identity, processes: int) -> list[str]:
     """What may keep a repetition from having the same bits, in sentences; UserError for what makes it another run."""
+    if repeat is None:
+        return []
     from unmask.runs.resume import differences
 
     notes = list(repeat.notes)

@@ -21,12 +21,10 @@ import torch
 
 from unmask.config import CheckpointConfig
 from unmask.endings import passing
-from unmask.engine.ema import Ema
-from unmask.engine.masters import MASTER
-from unmask.engine.optimizers import FIXED, SETTINGS
+from unmask.engine.engine import Engine
+from unmask.engine.state import fixed, tensors, without_absent
 from unmask.errors import UserError, disk_refusal
 from unmask.files import replacing
-from unmask.parallel.mesh import Mesh
 from unmask.runs import distcp
 from unmask.runs import folder as layout
 
@@ -41,26 +39,15 @@ class Best(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run: `save` and `load` the model, EMA weights, optimiser, random state and a JSON state.
 
-    mesh: of a model that is divided over processes; then all of them save and load, each what it holds, and the first
-    writes the rest. None: this process holds everything. groups: (role, names) of the optimiser's groups of the whole
-    model, of which a stage of a pipeline holds some.
+    Of a model that is divided over processes all of them save and load, each what it holds, and the first writes the
+    rest; else one process holds everything, and does so alone.
 
     `with checkpoints:` waits for one that is being written when the block ends by anything but a second signal.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        model: Any,
-        optimizer: torch.optim.Optimizer,
-        config: CheckpointConfig | None = None,
-        ema: Ema | None = None,
-        mesh: Mesh | None = None,
-        groups: list[tuple[str, list[str]]] | None = None,
-    ):
-        self.mesh = mesh
-        self.groups = groups if mesh is not None and mesh.sizes["pipeline"] > 1 else None
-        self.run, self.model, self.optimizer, self.ema = run, model, optimizer, ema
+    def __init__(self, run: Path, engine: Engine, config: CheckpointConfig | None = None):
+        self.run, self.engine = run, engine
+        self.mesh = engine.mesh if engine.mesh.divided else None
         self.config = config or CheckpointConfig()
         self.best: Best | None = None
         self._writer: threading.Thread | None = None
@@ -82,17 +69,17 @@ class Checkpoints:
         In the background that error comes from the next `save` or `wait`, and `failed` tells of it before.
         """
         self.wait()
-        text = json.dumps({"step": step, "best": self.best, **state}, indent=1)
-        tensors = self._tensors()
+        held = self.engine.state_dict()
+        text = json.dumps({"step": step, "best": self.best, **held.pop("engine"), **state}, indent=1)
         if self.mesh is None:
             self._make_room(step)
         else:
             self.mesh.by_first(lambda: self._make_room(step))
         if not self.config.asynchronous:
-            self._write(step, tensors, text, config, tokenizer)
+            self._write(step, held, text, config, tokenizer)
         else:
-            tensors = self._copied(tensors)
-            self._begin(lambda: self._write(step, tensors, text, config, tokenizer))
+            copied = self._copied(held)
+            self._begin(lambda: self._write(step, copied, text, config, tokenizer))
         return layout.step_folder(self.run, step)
 
     @property
@@ -155,9 +142,9 @@ class Checkpoints:
             self._write_tensors(temporary, tensors)  # back when all processes have written theirs
             if self.mesh is not None and not self.mesh.first:
                 return
-            self.model.config.save_pretrained(temporary / "hf")
+            self.engine.model.config.save_pretrained(temporary / "hf")
             # As it was read: what is not valid in it is no reason to lose a checkpoint.
-            generation = self.model.generation_config.to_json_string()
+            generation = self.engine.model.generation_config.to_json_string()
             (temporary / "hf" / "generation_config.json").write_text(generation, encoding="utf-8")
             if tokenizer is not None:
                 tokenizer.save_pretrained(temporary / "hf")
@@ -179,70 +166,22 @@ class Checkpoints:
         self._link_best()
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Verify `folder`, restore everything from it in place and return its JSON state.
+        """Verify `folder`, restore the engine from it in place and return its JSON state.
 
-        The optimiser's settings stay the config's. Averages and masters that it lacks start from the weights.
+        The optimiser's settings stay the config's. EMA weights and masters that it lacks start from the weights.
         """
-        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-
         layout.verify(folder)
         table = distcp.contents(folder)
-        settings = [{key: group[key] for key in SETTINGS if key in group} for group in self.optimizer.param_groups]
-        state = self._tensors()
-        for part in {"random", "ema"} & set(state):
-            state[part] = {name: value for name, value in state[part].items() if f"{part}.{name}" in table.names}
-            if not state[part]:
-                del state[part]
-        for name, own in state["optimizer"]["state"].items():  # masters, which older checkpoints lack
-            if f"optimizer.state.{name}.{MASTER}" not in table.names:
-                own.pop(MASTER, None)
-        groups = [{key: group[key] for key in FIXED if key in group} for group in state["optimizer"]["param_groups"]]
-        distcp.load(state, folder, table)
-        for group, own in zip(state["optimizer"]["param_groups"], groups, strict=True):
-            group.update(own)
-        set_optimizer_state_dict(self.model, self.optimizer, self._own_groups(state["optimizer"]))
-        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(own)
-        torch.set_rng_state(state["random"]["cpu"])
-        if "cuda" in state["random"]:
-            torch.cuda.set_rng_state(state["random"]["cuda"])
-        if self.ema is not None and "ema" not in state:
-            self.ema.restart()
-        found = layout.state_of(folder)
-        self.best = Best(*found["best"]) if found.get("best") else None
-        return found
-
-    def _tensors(self) -> dict[str, Any]:
-        """What DCP saves, and fills in place when it loads: the live tensors of model, EMA weights and optimiser."""
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-        random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            random["cuda"] = torch.cuda.get_rng_state()
-        optimizer = self._all_groups(get_optimizer_state_dict(self.model, self.optimizer))
-        found = {"model": distcp.weights(self.model), "optimizer": optimizer, "random": random}
-        return found if self.ema is None else {**found, "ema": self.ema.average}
-
-    def _all_groups(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimiser's state dict with the groups of the whole model, which the first process writes for all.
-
-        A group of which it holds nothing has the settings of those that it has of the same optimiser, decay apart.
-        """
-        if self.groups is None:
-            return state
-        own = {group["role"]: group for group in state["param_groups"]}
-        whole = [{**own.get(role, own["kept"]), "role": role, "params": names} for role, names in self.groups]
-        return {**state, "param_groups": whole}
-
-    def _own_groups(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The opposite: without parameters of other stages."""
-        if self.groups is None:
-            return state
-        held = {name for name, _ in self.model.named_parameters()}
-        own = [
-            {**group, "params": [name for name in group["params"] if name in held]} for group in state["param_groups"]
-        ]
-        return {**state, "param_groups": [group for group in own if group["params"]]}
+        saved = without_absent(tensors(self.engine), table.names)
+        kept = fixed(saved)
+        distcp.load(saved, folder, table)
+        for group, settings in zip(saved["optimizer"]["param_groups"], kept, strict=True):
+            group.update(settings)
+        plain = layout.state_of(folder)
+        with layout.taking_up(folder):
+            self.engine.load_state_dict({**saved, "engine": plain})
+        self.best = Best(*plain["best"]) if plain.get("best") else None
+        return plain
 
     def _write_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
         import torch.distributed.checkpoint as dcp

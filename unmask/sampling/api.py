@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from unmask.errors import UserError
+from unmask.models.logits import Logits
 from unmask.objectives import Decoding
 from unmask.sampling.canvas import Canvas, Fill
 from unmask.sampling.options import Options
@@ -42,7 +43,7 @@ class Sample:
 
 @overload
 def sample(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Logits,
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Prompt,
     *,
@@ -56,7 +57,7 @@ def sample(
 
 @overload
 def sample(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Logits,
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: list[str] | list[Fill] | list[list[int]],
     *,
@@ -69,7 +70,7 @@ def sample(
 
 
 def sample(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Logits,
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Any,
     *,
@@ -119,7 +120,7 @@ class Piece(NamedTuple):
 
 
 def stream(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Logits,
     tokenizer: PreTrainedTokenizerBase | None,
     prompt: Prompt,
     *,

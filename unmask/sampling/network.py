@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from unmask.models.decoder import spec_of
+from unmask.models.logits import Logits, Query
 from unmask.objectives import Decoding
 from unmask.sampling.cache import Cache, Reads, Segment
 from unmask.sampling.canvas import Canvas
@@ -66,9 +67,9 @@ class Network:
     cached: keep the clean tokens' keys and values; else they are computed again for every pass that sees them.
     """
 
-    def __init__(self, model: PreTrainedModel, decoding: Decoding, canvases: Sequence[Canvas], *, cached: bool = True):
+    def __init__(self, model: Logits, decoding: Decoding, canvases: Sequence[Canvas], *, cached: bool = True):
         self.model, self.decoding, self.canvases, self.cached = model, decoding, canvases, cached
-        self.windows = tuple(dict.fromkeys(spec_of(model).windows))
+        self.windows = tuple(dict.fromkeys(spec_of(model.model).windows))
         self.cache = Cache([len(canvas) for canvas in canvases])
         self.sizes = [1] * len(canvases)
         self.passes = 0
@@ -116,19 +117,12 @@ class Network:
         token = torch.cat([self._token(one, s) for _, one, segments in group for s in segments])
         position = torch.cat([torch.arange(s.start, s.stop) for s in packed])
         self.passes += 1
-        extra = self._conditioned(group) if getattr(self.model.base_model, "self_conditions", False) else {}
         keep = self.cached and any(
             one.keep or one.start > 0 if isinstance(one, Noisy) else True for _, one, segments in group if segments
         )
-        output = self.model(
-            input_ids=token[None].to(device),
-            position_ids=position[None].to(device),
-            logits_to_keep=torch.cat(rows).to(device),
-            plan=Reads(self.cache, packed, self.windows, device, keep),
-            use_cache=False,
-            **extra,
-        )
-        logits = output.logits[0]
+        plan = Reads(self.cache, packed, self.windows, device, keep)
+        places = token[None].to(device), position[None].to(device), torch.cat(rows).to(device)
+        logits = self.model(Query(*places, plan, *self._conditioned(group)))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts = logits.split([len(wanted) for wanted in rows])
         return {number: part for (number, _, _), part in zip(group, parts, strict=True)}
@@ -139,14 +133,14 @@ class Network:
             return one.token
         return self.canvases[segment.sequence].token[segment.start : segment.stop]
 
-    def _conditioned(self, group: Sequence[tuple[int, Pass, list[Segment]]]) -> dict[str, Tensor]:
-        """Which rows of the pass are canvases', and what their embeddings learn of the step before."""
-        canvas, signal, first = [], [], 0
+    def _conditioned(self, group: Sequence[tuple[int, Pass, list[Segment]]]) -> tuple[Any, ...]:
+        """(rows of canvases, what they are conditioned on), as of a Query; nothing for a model that has none."""
+        if not getattr(self.model.model.base_model, "self_conditions", False):
+            return ()
+        canvas, before, first = [], [], 0
         for _, one, segments in group:
             first += sum(map(len, segments))
             if isinstance(one, Noisy):
                 canvas.append(torch.arange(first - len(segments[-1]), first))
-                signal.append(self.model.base_model.signal_of(one.signal, len(segments[-1])))
-        if not canvas:
-            return {}
-        return {"canvas": torch.cat(canvas).to(self.model.device), "signal": torch.cat(signal)[None]}
+                before.append((one.signal, len(segments[-1])))
+        return (torch.cat(canvas).to(self.model.device), tuple(before)) if canvas else ()

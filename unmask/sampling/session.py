@@ -24,6 +24,7 @@ from unmask.errors import UserError
 from unmask.models import special
 from unmask.models.decoder import spec_of
 from unmask.models.families import family_of_model
+from unmask.models.logits import Logits, Whole
 from unmask.models.positions import limit_of
 from unmask.objectives import Decoding, rebuild
 from unmask.registry import Registry
@@ -68,16 +69,14 @@ class Session:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Logits,
         tokenizer: PreTrainedTokenizerBase | None,
         options: Options,
         decoding: Decoding | None = None,
         end_tokens: Sequence[int] = (),
     ):
-        if not isinstance(model, PreTrainedModel):
-            raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
-        if model.get_output_embeddings() is None:
-            raise UserError(f"sample: {type(model).__name__} has no output projection; load the model for causal LM")
+        self.logits = self._logits(model)
+        model = self.logits.model
         if decoding is not None and not isinstance(decoding, Decoding):
             what = "decoding is the objective's, load(folder).objective.decoding"
             raise UserError(f"sample: {what}, not {_kind(decoding)}")
@@ -101,12 +100,23 @@ class Session:
             self.mask = self._checked_mask(options.mask_token_id)
         if self.mask is None and self.decoding.kind not in ("causal", "canvas"):
             raise UserError("sample: the model's config has no mask_token_id; set it, or load the model with unmask")
-        self.ends = frozenset(special.end_tokens(model, tokenizer))
+        self.ends = frozenset(special.end_tokens(model, tokenizer, self.logits.vocabulary))
         self.end_with([*end_tokens, *_published_ends(model)])
+
+    @staticmethod
+    def _logits(model: PreTrainedModel | Logits) -> Logits:
+        """The model as samplers call it; UserError for what is none."""
+        if not isinstance(model, PreTrainedModel):
+            if isinstance(getattr(model, "model", None), PreTrainedModel) and callable(model):
+                return model
+            raise UserError(f"sample: the model is one of transformers, such as load(folder).model, not {_kind(model)}")
+        if model.get_output_embeddings() is None:
+            raise UserError(f"sample: {type(model).__name__} has no output projection; load the model for causal LM")
+        return Whole(model)
 
     def _checked_mask(self, token: int) -> int:
         """The mask token that is asked for; UserError where the model has no such row, or needs none."""
-        rows = self.model.get_input_embeddings().weight.shape[0]
+        rows = self.logits.vocabulary
         if self.method in ("causal", "canvas"):
             raise UserError(f"sample: mask_token_id={token} has no effect here: method={self.method} masks nothing")
         if token >= rows:
@@ -203,7 +213,7 @@ class Session:
             token = self.encoder.encode([text], [follows])[0].tolist() if text else []
             if not follows and not begun(token, self.begin):
                 token = [*self.begin, *token]
-        rows = self.model.get_input_embeddings().weight.shape[0]
+        rows = self.logits.vocabulary
         for given in token:
             if not 0 <= given < rows or given == self.mask:
                 what = "the mask token" if given == self.mask else f"outside the model's {rows} embeddings"
@@ -212,7 +222,7 @@ class Session:
 
     def _banned(self, infilling: bool) -> Tensor:
         """bool [vocabulary]: the mask token, end tokens in a hole, and rows the tokeniser has no text for."""
-        size = self.model.get_output_embeddings().weight.shape[0]
+        size = self.logits.vocabulary
         banned = torch.zeros(size, dtype=torch.bool)
         if self.tokenizer is not None:
             known = [index for index in self.tokenizer.get_vocab().values() if index < size]
@@ -224,7 +234,7 @@ class Session:
             banned[token] = banned[token] or infilling
         if self.mask is not None:
             banned[self.mask] = True
-        return banned.to(self.model.device)
+        return banned.to(self.logits.device)
 
     # sampling
 
@@ -247,7 +257,7 @@ class Session:
 
     def steps(self, works: Sequence[Work]) -> Generator[Work]:
         """Fill the canvases of `works` together; yields a work whenever its canvas has changed."""
-        network = Network(self.model, self.decoding, [work.canvas for work in works], cached=self.options.cache)
+        network = Network(self.logits, self.decoding, [work.canvas for work in works], cached=self.options.cache)
         samplings = [self._sampling(work) for work in works]
         training = self.model.training
         self.model.eval()
@@ -288,7 +298,7 @@ def _recorded(model: PreTrainedModel) -> Decoding:
 
 def _published_ends(model: PreTrainedModel) -> list[int]:
     """The tokens that end an answer of the model's family beside its tokeniser's EOS."""
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = spec_of(model).vocabulary
     return [token for token in family_of_model(model).end_tokens if token < rows]
 
 

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from unmask.engine.engine import Engine
 from unmask.objectives import Objective, rebuild
 from unmask.tracking import Record
 from unmask.training.setup import Run
 
 if TYPE_CHECKING:
-    from unmask.evaluation.bound import Bound, Share
+    from unmask.evaluation.bound import Bound
+
+
+class Abandoned(Exception):
+    """A signal came during an evaluation, which the resumed run repeats."""
 
 
 def evaluate(
-    run: Run,
-    objective: Objective,
-    step: int,
-    steps: int,
-    report: Callable[[int, int], None],
-    share: Share,
-    module: Any = None,
+    run: Run, engine: Engine, objective: Objective, steps: int, report: Callable[[int, int], None]
 ) -> tuple[dict[str, Bound], Objective]:
     """The bound of every set under the same noise at every evaluation, and the objective to go on with; with
     evaluation.ar also the next-token likelihood of every set, as NAME/ar.
 
-    report: called with (packs done, packs) after each round; it may raise to give the evaluation up. share: which of
-    the packs this process takes; module: what computes in place of the run's row model. The objective only changes
-    under block diffusion's `clip: auto`, whose window moves to where the losses of the first set vary least.
+    report: called with (packs done, packs) after each round; it may raise to give the evaluation up. The objective only
+    changes under block diffusion's `clip: auto`, whose window moves to where the losses of the first set vary least.
     """
+    from unmask.evaluation import shared
     from unmask.evaluation.bound import measure
 
-    seed, draws = run.config.training.seed, run.config.evaluation.draws
-    current = objective.at(step, steps)
-    with run.arithmetic():
+    seed, share = run.config.training.seed, shared(engine.mesh)
+    current, causal = objective.at(engine.step, steps), rebuild("ar", {})
+    with engine.evaluating() as module:
         found = {
-            name: measure(module or run.row_model, current, packs, seed=seed, draws=draws, report=report, share=share)
+            name: measure(
+                module, current, packs, seed=seed, draws=run.config.evaluation.draws, report=report, share=share
+            )
             for name, packs in run.validation.items()
         }
         if run.config.evaluation.ar:
-            causal = rebuild("ar", {})
             found |= {
-                f"{name}/ar": measure(module or run.row_model, causal, packs, report=report, share=share)
+                f"{name}/ar": measure(module, causal, packs, report=report, share=share)
                 for name, packs in run.validation.items()
             }
     if getattr(objective, "clip", None) == "auto":

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from unmask.objectives import Objective
 from unmask.rows import Rows, flops
 from unmask.tracking.jsonl import read
-from unmask.training.batches import micro_batches
 from unmask.training.setup import Run
+from unmask.training.source import Step
 from unmask.training.speed import peak_flops
 
 #: The least and the most of a matrix product's rate that whole steps reach (MFU), by kind of device: on CPUs as small
@@ -29,39 +29,47 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
     """Three lines: the model, the data, the folder and the time; none where no console shows them."""
     if not mesh.first or run.config.log.console == "none":
         return []
-    batch, training = run.sampler.batch(0), run.config.training
-    micro = micro_batches(run.objective.at(0, run.steps), batch, training.seed, training.micro_batch)
-    tokens = sum(len(document) for pack in batch for document in pack)
+    batch = run.source.batch(Step(0, run.steps, 0, run.objective)) if run.source.ahead else None
     size, left = sum(map(math.prod, run.shapes.values())), run.steps - step
-    named = ", ".join(source.name.removeprefix("data.train=") for source in run.packs.sources)
     device = f"{run.device}, {mesh.size} processes" if mesh.size > 1 else str(run.device)
-    seconds = predicted(run, micro, step, mesh.size)
+    seconds = predicted(run, step, mesh.size)
     ends = dict.fromkeys(str(timedelta(seconds=math.ceil(each))) for each in seconds or ())
     time = f", about {' to '.join(ends)}" if ends and left else ""
+    steps = f"{left:,} of {run.steps:,} steps" + (f" of {batch.tokens:,} tokens" if batch else "")
     return [
         f"{run.model.config.model_type}, {_short(size)} parameters, {run.config.objective.chosen}, on {device}",
-        f"{named}: {run.packs.documents:,} documents, {run.packs.tokens:,} tokens",
-        f"{run.path}: {left:,} of {run.steps:,} steps of {tokens:,} tokens to do{time}",
+        run.source.described(),
+        f"{run.path}: {steps} to do{time}",
     ]
 
 
-def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> tuple[float, float] | None:
-    """(least, most) seconds from `step` to the end, without evaluations and checkpoints; micro: rows of a step.
+def example(run: Run) -> tuple[Objective, Rows] | None:
+    """The objective and a micro-batch of the first step, where its source can tell them before it."""
+    if not run.source.ahead:
+        return None
+    first = run.source.batch(Step(0, run.steps, 0, run.objective))
+    return first.objective, first.micro[0]
+
+
+def predicted(run: Run, step: int, processes: int) -> tuple[float, float] | None:
+    """(least, most) seconds from `step` to the end, without evaluations and checkpoints.
 
     Both are the same where the log has the pace. None where nothing is known: on a GPU that is not in the table, in a
-    pipeline, of several processes on a CPU.
+    pipeline, of several processes on a CPU, of a source that is not asked ahead.
     """
+    if not run.source.ahead:
+        return None
     pace = logged_pace(run) if step else None
     if pace:
-        batch = run.sampler.batch(step)
-        seconds = (run.steps - step) * sum(len(document) for pack in batch for document in pack) / pace
+        seconds = (run.steps - step) * run.source.batch(Step(step, run.steps, 0, run.objective)).tokens / pace
         return seconds, seconds
     if run.config.parallel.pipeline_stages > 1 or (processes > 1 and run.device.type == "cpu"):
         return None
-    rate, shares = peak_flops(run.device, run.dtype), SHARES.get(run.device.type)
+    rate, shares = peak_flops(run.device, run.precision.dtype), SHARES.get(run.device.type)
     if rate is None or shares is None:
         return None
-    work = (run.steps - step) * sum(flops(rows, run.row_model.shape) for rows in micro)
+    first = run.source.batch(Step(0, run.steps, 0, run.objective))
+    work = (run.steps - step) * sum(flops(rows, run.row_model.shape) for rows in first.micro)
     return work / (shares[1] * rate * processes), work / (shares[0] * rate * processes)
 
 

@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from unmask.endings import CAUGHT
+from unmask.parallel.mesh import Mesh
 from unmask.processes import launched
 
 
@@ -37,3 +38,37 @@ class Interrupt:
         if self.signal is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.signal = number
+
+
+class Ending:
+    """Why a run ends before its last step: a signal, or somebody's `stop`. `with ending:` signals are caught.
+
+    number: of the signal. Processes agree, after the same step of all.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.stop = False
+        self.number: int | None = None
+        self._interrupt = Interrupt()
+
+    def __enter__(self) -> Ending:
+        self._interrupt.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._interrupt.__exit__(*raised)
+
+    def agree(self, failed: bool) -> bool:
+        """Take up what the other processes have heard; returns whether one of them has `failed`."""
+        mine = [float(self.stop), float(self._interrupt.signal or 0), float(failed)]
+        stop, number, failure = self.mesh.largest(mine)
+        self.stop, self.number = bool(stop), int(number) or None
+        return bool(failure)
+
+    @property
+    def near(self) -> bool:
+        """Whether the run ends now; of one process at once."""
+        if self.mesh.size == 1:
+            self.number = self._interrupt.signal
+        return self.stop or self.number is not None

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unmask.hardware import matrix_rate, peak_memory
+from unmask.parallel.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from unmask.engine.engine import Engine
 
 #: Dense TFLOP/s by device name: (bf16 and fp16, fp32 as torch runs it without TF32).
 GPUS = {
@@ -50,6 +55,21 @@ def memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_memory()
+
+
+def of_ranks(engine: Engine) -> dict[str, list[Any]]:
+    """What each rank did since the last reading, in lists by rank; nothing for one process."""
+    mesh = engine.mesh
+    if mesh.size == 1:
+        return {}
+    sent, waited = mesh.traffic.read()
+    mine = {"rank_sent": sent, "rank_waited": waited, "rank_memory": memory(mesh.device)}
+    if engine.block_axis is not None:
+        mine |= engine.block_axis.read()
+    if isinstance(engine.module, Pipeline):
+        mine |= engine.module.read()
+    everyone = mesh.gathered(mine)
+    return {key: [theirs[key] for theirs in everyone] for key in mine}
 
 
 @dataclass

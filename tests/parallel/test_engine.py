@@ -1,0 +1,93 @@
+"""The script of docs/engine.md: an engine alone trains, scores and samples, alike on one process and on two."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "engine.md"
+AXES = ("data_parallel_size", "shard_size", "block_parallel_size", "model_parallel_size", "pipeline_stages")
+
+
+@cache
+def script() -> dict[str, Any]:
+    """The names that the page's script leaves, without its run on one process."""
+    code = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    assert len(code.splitlines()) <= 60
+    body, run, _ = code.partition("\nloss, before")
+    assert run
+    names: dict[str, Any] = {"__name__": "docs"}
+    exec(compile(body, str(PAGE), "exec"), names)
+    return names
+
+
+def counting(*overrides: str) -> tuple[float, float, float, list[int]]:
+    """(loss of the last step, held-out nll before and after, tokens sampled)."""
+    return script()["main"](["model.dtype=float64", "parallel.timeout=60", *overrides])
+
+
+@pytest.fixture(scope="module")
+def one() -> tuple[float, float, float, list[int]]:
+    return counting()
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_two_processes_are_one(axis: str, one: Any, workers: Any) -> None:
+    for loss, before, after, token in workers(2).run(counting, f"parallel.{axis}=2"):
+        assert (loss, before, after) == pytest.approx(one[:3], rel=1e-9)
+        assert token == one[3] == [*range(9, 16), 0]
+
+
+def different(*overrides: str) -> list[int]:
+    """What this process samples of a prompt, and of a length, of its own, while it shares the model."""
+    import torch
+    import torch.distributed as dist
+
+    from unmask import Config, Engine, sample
+    from unmask.config import apply_overrides
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import started
+
+    rank = dist.get_rank() if dist.is_initialized() else int(overrides[0])
+    tree = {name: dict(section) for name, section in script()["SETTINGS"].items()}
+    apply_overrides(tree, [each for each in overrides if "=" in each])
+    config = Config.parse(tree)
+    with started(config.parallel, torch.device("cpu")) as mesh:
+        loaded = load(config.model, seed=3)
+        decoding = build("block_diffusion", {"block_size": 4}).decoding
+        engine = Engine(loaded, mesh, config)
+        with engine.generating() as model:
+            prompt = [rank + 1] * (4 * rank + 1)
+            return sample(model, None, prompt, length=4 + 20 * rank, decoding=decoding).token
+
+
+@pytest.mark.parametrize("axes", ["parallel.shard_size=2", "parallel.data_parallel_size=2"])
+def test_processes_that_share_a_model_sample_texts_of_their_own(axes: str, workers: Any) -> None:
+    """One needs six times the passes of the other, which keeps it company."""
+    assert workers(2).run(different, axes) == [different("0"), different("1")]
+
+
+def test_gradients_are_updated_once(workers: Any) -> None:
+    import torch
+
+    from unmask import Config, Engine
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import Mesh
+
+    names = script()
+    loaded = load(Config.parse(names["SETTINGS"]).model)
+    objective = build("mdlm").bind(loaded.model, None, loaded.mask_token_id)
+    engine = Engine(loaded, Mesh(torch.device("cpu")), Config.parse(names["SETTINGS"]))
+    rows = names["rows_of"](objective, [names["counting"](number) for number in range(4)], (0, 1))
+    with pytest.raises(RuntimeError, match="there are no gradients"):
+        engine.update(lr=1e-3)
+    engine.forward_backward(objective, rows)
+    with pytest.raises(RuntimeError, match="have had no update"):
+        engine.forward_backward(objective, rows)
+    assert engine.update(lr=1e-3).made and engine.step == 1
