@@ -120,7 +120,7 @@ class Rank:
 
         from unmask.attention import NAME, register
         from unmask.models import RowModel
-        from unmask.models.fuse import fuse
+        from unmask.models.fused.fuse import fuse
         from unmask.models.prove import proofs_of
         from unmask.parallel.replicas import summed
 

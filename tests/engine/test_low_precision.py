@@ -7,7 +7,7 @@ import torch
 from tests.planning.test_footprint import bytes_of, prepared
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
-from unmask.engine.low_precision import BLOCK, Codec, LowPrecisionAdamW, block_of, table
+from unmask.engine.optim.low_precision import BLOCK, Codec, LowPrecisionAdamW, block_of, table
 from unmask.errors import UserError
 from unmask.planning.footprint import footprint
 

@@ -6,8 +6,8 @@ import torch
 from tests.planning.test_footprint import bytes_of, prepared
 from tests.training.tiny import losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
-from unmask.engine import masters, optimizers
-from unmask.engine.masters import MASTER, Mastered
+from unmask.engine.optim import masters, optimizers
+from unmask.engine.optim.masters import MASTER, Mastered
 from unmask.planning.footprint import footprint
 from unmask.runs.open import open_model
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.training.tiny import documents, log, losses, stop_at, train, weights
 from unmask.config import OptimizerConfig
-from unmask.engine import optimizers
+from unmask.engine.optim import optimizers
 from unmask.errors import UserError
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from unmask.config import ScheduleConfig
-from unmask.engine.schedules import multiplier, schedules
+from unmask.engine.optim.schedules import multiplier, schedules
 from unmask.errors import UserError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.config import ModelConfig
 from unmask.models import load
-from unmask.models.fuse import fuse
+from unmask.models.fused.fuse import fuse
 from unmask.models.prove import proofs_of
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows

@@ -15,7 +15,7 @@ from tests.objectives.clipped import Clipped
 from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import RowModel, load
-from unmask.models.fuse import fuse
+from unmask.models.fused.fuse import fuse
 from unmask.models.prove import proofs_of
 from unmask.objectives import Objective
 from unmask.rows import IGNORE, Document, Rows, inert, padded

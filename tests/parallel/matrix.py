@@ -139,7 +139,7 @@ TENSOR = [
     replace(BASE, blocks=1, shards=2, tensor=2, batch_size=4, micro_batch=1, options=("optimizer.state=bf16",)),
     replace(BASE, blocks=2, replicas=2, tensor=2, batch_size=4, micro_batch=1, objective="block_diffusion (sdar)"),
 ]
-#: Matrices that are large enough for means in blocks (`unmask.engine.low_precision`).
+#: Matrices that are large enough for means in blocks (`unmask.engine.optim.low_precision`).
 BLOCKS = ("model.config.intermediate_size=128",)
 #: FSDP2: (copies, shards, blocks, level of ZeRO), and what else varies. Six micro-batches on four ranks: some run on
 #: nothing; on three ranks no dimension divides.

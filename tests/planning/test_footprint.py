@@ -88,7 +88,7 @@ def test_the_ledger_counts_what_lives_and_only_while_it_lives():
 
 
 def test_an_optimiser_that_reads_values_is_not_foretold(tmp_path):
-    from unmask.engine.optimizers import optimizers
+    from unmask.engine.optim.optimizers import optimizers
 
     class Reading(torch.optim.SGD):
         def step(self, closure=None):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from unmask.config import Config, apply_override
-from unmask.engine.optimizers import optimizers
+from unmask.engine.optim.optimizers import optimizers
 from unmask.training.trainer import Trainer
 
 #: With learning rate 1, no clipping and no decay, an update is the gradient itself.

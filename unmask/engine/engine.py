@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from unmask.config import Config, rules
-from unmask.engine import activations, optimizers, state
+from unmask.engine import activations, state
 from unmask.engine.ema import Ema
 from unmask.engine.generation import Generating
 from unmask.engine.gradients import Gradients, Losses
 from unmask.engine.guards import FiniteGuard
 from unmask.engine.mask_noise import MaskNoise
-from unmask.engine.masters import masters
 from unmask.engine.observe import LevelLosses, NoiseScale, Observer, square
 from unmask.engine.offload import Offload, Streams
+from unmask.engine.optim import optimizers
+from unmask.engine.optim.masters import masters
 from unmask.engine.precision import Precision
 from unmask.engine.scaling import SharedScaler
 from unmask.models import RowModel, routing

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unmask.engine.masters import MASTER
-from unmask.engine.optimizers import FIXED, SETTINGS
+from unmask.engine.optim.masters import MASTER
+from unmask.engine.optim.optimizers import FIXED, SETTINGS
 from unmask.models.adapters import nf4
 
 if TYPE_CHECKING:

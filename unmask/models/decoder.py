@@ -23,7 +23,7 @@ from unmask.blocks.exchange import Widths
 from unmask.errors import UserError
 from unmask.models.experts import experts_of, routers_of, unfit
 from unmask.models.families.materialise import is_unread
-from unmask.models.last_layer import labelled_only
+from unmask.models.fused.last_layer import labelled_only
 from unmask.models.tensor_plan import TensorPlan, tensor_plan
 from unmask.rows import Shape
 

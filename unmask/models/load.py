@@ -18,7 +18,7 @@ from unmask.models.families import family_at, family_of_model, sound
 from unmask.models.families.materialise import fill, move, needs_whole, stand_ins
 from unmask.models.families.trained import masks
 from unmask.models.families.transformers import OFFLINE, check_file, random_model
-from unmask.models.fuse import fuse
+from unmask.models.fused.fuse import fuse
 from unmask.models.mask_token import ensure_mask_token
 from unmask.models.prove import proofs_of
 

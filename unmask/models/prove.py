@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from unmask.attention import NAME, Plan
 from unmask.errors import UserError
-from unmask.models import dropout, fuse, last_layer
+from unmask.models import dropout
 from unmask.models.decoder import DecoderSpec, decoder_layers, spec_of
 from unmask.models.families.materialise import device_of
+from unmask.models.fused import fuse, last_layer
 from unmask.models.positions import limit_of
 from unmask.rows import Rows, Stream, assemble
 

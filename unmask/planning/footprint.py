@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unmask.engine import activations, optimizers
+from unmask.engine import activations
 from unmask.engine.offload import InTurn, Offload, Transfers
+from unmask.engine.optim import optimizers
 from unmask.models.adapters import nf4
 from unmask.models.decoder import decoder_layers, faked
 from unmask.models.experts import experts_of

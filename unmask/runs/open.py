@@ -18,7 +18,7 @@ from unmask.models.families import Family
 from unmask.models.families.materialise import leave, without_values
 from unmask.models.families.trained import also, objective_of, said
 from unmask.models.families.transformers import empty_model
-from unmask.models.fuse import fuse
+from unmask.models.fused.fuse import fuse
 from unmask.models.load import DTYPES, adapt, load
 from unmask.models.prove import proofs_of
 from unmask.objectives import Objective, described, rebuild

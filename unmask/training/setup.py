@@ -21,11 +21,11 @@ from unmask.config import Config, rules
 from unmask.config.rules import Known
 from unmask.data.beginnings import begin_with
 from unmask.data.prepare import with_template
-from unmask.engine import low_precision, masters
 from unmask.engine.engine import row_model_of
-from unmask.engine.optimizers import optimizers
+from unmask.engine.optim import low_precision, masters
+from unmask.engine.optim.optimizers import optimizers
+from unmask.engine.optim.schedules import schedules
 from unmask.engine.precision import Precision
-from unmask.engine.schedules import schedules
 from unmask.errors import UserError
 from unmask.hardware import default_device
 from unmask.hf import vocabulary_of
@@ -200,7 +200,7 @@ def run(chosen: Settings, of: Data) -> Run:
         validation=validation,
         steps=steps,
         shapes={name: list(parameter.shape) for name, parameter in loaded.model.named_parameters()},
-        in_parts=is_unread(loaded.model),
+        in_parts=divides(config) and is_unread(loaded.model),
         said=chosen.said,
     )
 

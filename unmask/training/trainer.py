@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unmask.config import Config, ParallelConfig
-from unmask.engine import schedules
 from unmask.engine.engine import Engine
+from unmask.engine.optim import schedules
 from unmask.parallel import mesh
 from unmask.processes import launched
 from unmask.runs import record as records

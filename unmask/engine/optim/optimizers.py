@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from unmask.config import OptimizerConfig
-from unmask.engine.masters import mastered
+from unmask.engine.optim.masters import mastered
 from unmask.registry import Registry
 
 #: name -> callable(parameter groups, OptimizerConfig) -> torch optimiser
-optimizers = Registry("optimizer", {"adamw": "unmask.engine.optimizers:adamw", "muon": "unmask.engine.muon:MuonAdamW"})
+optimizers = Registry(
+    "optimizer", {"adamw": "unmask.engine.optim.optimizers:adamw", "muon": "unmask.engine.optim.muon:MuonAdamW"}
+)
 
 #: Keys of a parameter group that follow the config, also in a run that goes on from a checkpoint of another config.
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr_fn")
@@ -26,7 +28,7 @@ FIXED = (
 
 def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimiser of `config.name` over the trainable parameters of `model`, of those in half precision over fp32
-    copies (`unmask.engine.masters`)."""
+    copies (`unmask.engine.optim.masters`)."""
     make = optimizers[config.name]
     return mastered(groups(model, config.weight_decay), lambda groups: make(groups, config))
 
@@ -67,9 +69,9 @@ def named_groups(model: nn.Module) -> list[tuple[str, list[str]]]:
 
 def adamw(parameters: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), one fused kernel a step; with means in
-    fewer bits (`config.state`) see `unmask.engine.low_precision`."""
+    fewer bits (`config.state`) see `unmask.engine.optim.low_precision`."""
     if config.state != "full":
-        from unmask.engine.low_precision import LowPrecisionAdamW
+        from unmask.engine.optim.low_precision import LowPrecisionAdamW
 
         return LowPrecisionAdamW(parameters, config)
     return torch.optim.AdamW(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)

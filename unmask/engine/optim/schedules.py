@@ -24,7 +24,7 @@ from unmask.registry import Registry
 
 #: name -> function(ScheduleConfig, k, n, all steps) -> fraction of the peak, for the updates after the warm-up
 schedules = Registry(
-    "schedule", {name: f"unmask.engine.schedules:{name}" for name in ("cosine", "linear", "constant", "wsd")}
+    "schedule", {name: f"unmask.engine.optim.schedules:{name}" for name in ("cosine", "linear", "constant", "wsd")}
 )
 
 

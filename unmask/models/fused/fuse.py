@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unmask.kernels import rms_norm, swiglu_down
 from unmask.models.adapters import nf4
 from unmask.models.decoder import decoder_layers, spec_of
-from unmask.models.rotary_attention import fused_attention, like_llama
+from unmask.models.fused.rotary_attention import fused_attention, like_llama
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from unmask.attention import Plan
-from unmask.models.rotary_attention import attention_over_rows, like_llama
+from unmask.models.fused.rotary_attention import attention_over_rows, like_llama
 
 if TYPE_CHECKING:
     from unmask.models.decoder import DecoderSpec

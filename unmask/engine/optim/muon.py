@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from unmask.config import OptimizerConfig
-from unmask.engine.optimizers import adamw
+from unmask.engine.optim.optimizers import adamw
 from unmask.errors import UserError
 
 
