@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that follow from the code: config keys, options, what is proven on ranks.
+"""Writes the tables of the documentation that follow from the code: config keys, options, combinations tested on ranks.
 
     python docs/generate.py            rewrite the tables in place
     python docs/generate.py --check    exit with 1, naming the page, when one is out of date
@@ -142,7 +142,7 @@ def foreign() -> str:
 
 
 def parallelism() -> str:
-    """Objective x placement x exchange -> the numbers of ranks on which the parity matrix proves it."""
+    """Objective x placement x exchange -> the numbers of ranks on which the parity matrix tests it."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.matrix import CELLS, MATRIX
     from tests.parallel.trainer_cases import OBJECTIVES
@@ -162,7 +162,7 @@ def parallelism() -> str:
 
 
 def sharding() -> str:
-    """Mesh x level of ZeRO -> the objectives that the parity matrix proves it for, and their checkpointing."""
+    """Mesh x level of ZeRO -> the objectives with which the parity matrix tests it, and their checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.matrix import SHARDED
 
@@ -182,7 +182,7 @@ def sharding() -> str:
 
 
 def tensor() -> str:
-    """Mesh with a tensor axis -> the objectives that the parity matrix proves it for, and their checkpointing."""
+    """Mesh with a tensor axis -> the objectives with which the parity matrix tests it, and their checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.matrix import TENSOR
 
@@ -198,7 +198,7 @@ def tensor() -> str:
 
 
 def pipeline() -> str:
-    """Mesh with a pipeline -> the schedules and objectives that the parity matrix proves it for."""
+    """Mesh with a pipeline -> the schedules and objectives with which the parity matrix tests it."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.matrix import PIPELINE
 
@@ -216,7 +216,7 @@ def pipeline() -> str:
 
 
 def experts() -> str:
-    """Mesh with an expert axis -> what the parity matrix proves it for, as `tensor`."""
+    """Mesh with an expert axis -> what the parity matrix tests it with, as `tensor`."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.matrix import EXPERTS
 
@@ -237,7 +237,7 @@ def experts() -> str:
 
 
 def further() -> str:
-    """What else is proven on several processes: hybrids, adapters, DiffusionGemma; mesh, placement, checkpointing."""
+    """What else is tested on several processes: hybrids, adapters, DiffusionGemma; mesh, placement, checkpointing."""
     sys.path.insert(0, str(DOCS.parent))
     from tests.parallel.test_diffusion_gemma import GEMMA_MATRIX
     from tests.parallel.test_hybrids import CASES

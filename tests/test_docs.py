@@ -217,6 +217,13 @@ def test_links_resolve(page: str) -> None:
             assert anchor in slugs, f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    """Source files, from the root or from the package's folder."""
+    for path in re.findall(r"`((?:\w+/)+\w+\.py)`", prose(page)):
+        assert (ROOT / path).is_file() or (ROOT / "unmask" / path).is_file(), f"{page}: {path}"
+
+
 def test_every_page_is_reachable() -> None:
     linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", read("docs/index.md")))
     assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
