@@ -360,7 +360,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(settings, number, code):
         f"continue with: unmask train {run / 'config.yaml'}\n"
     )
     code, _, err = unmask("train", run / "config.yaml")
-    assert code == 0 and "going on from" in err
+    assert code == 0 and "resuming from" in err
     assert unmask("train", settings, "training.steps=24", f"checkpoint.path={whole}")[0] == 0
     assert losses(run) == losses(whole) and len(losses(whole)) == 24
 

@@ -117,7 +117,7 @@ def test_a_run_that_lost_a_rank_goes_on_and_signals_end_all_ranks_after_one_step
             codes, out, err = run.ended()
         assert codes == [code, code], (codes, out, err)
         assert out.count("continue with: unmask train") == 1
-        assert err.splitlines()[3:] == [f"going on from {run_}/step-{step:08d}"]  # after the header
+        assert err.splitlines()[3:] == [f"resuming from {run_}/step-{step:08d}"]  # after the header
         assert saved_steps(run_)[-1] == last_step(run_) > step
 
 

@@ -91,7 +91,7 @@ def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_wh
         group.reaches(9, started=1)
         kill(group, 0)
         code, _, err = group.ended()
-    assert code == 2 and err.count("going on from") == 1, err
+    assert code == 2 and err.count("resuming from") == 1, err
     assert "unmask: rank 1 was killed by SIGKILL; restart 1 of 1, from the last checkpoint\n" in err
     assert err.endswith(
         "unmask: rank 0 was killed by SIGKILL; given up after 1 restart: start it again to resume from the last "
@@ -104,7 +104,7 @@ def test_killed_ranks_come_back_until_the_limit_and_the_losses_are_those_of_a_wh
         group.reaches(saved_steps(run)[-1] + 5)
         kill(group, 1, signal.SIGTERM)
         code, out, err = group.ended()
-    assert code == 143 and err.count("\n") == 4 and err.splitlines()[3].startswith("going on from"), err
+    assert code == 143 and err.count("\n") == 4 and err.splitlines()[3].startswith("resuming from"), err
     assert out.count("continue with: unmask train") == 1 and out.endswith("--nproc 2 --restarts 3\n")
     stopped = last_step(run)
     assert saved_steps(run)[-1] == stopped < 64 and len(group.restarts()) == 1

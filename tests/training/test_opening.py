@@ -20,7 +20,7 @@ def test_the_header_and_what_has_changed(tmp_path, monkeypatch, capsys):
     train(tmp_path, "log.console=plain", "training.steps=6", "optimizer.learning_rate=0.001")
     said = capsys.readouterr().err.splitlines()
     assert said[2].startswith(f"{tmp_path}: 2 of 6 steps of ")
-    assert said[3] == f"going on from {tmp_path / 'step-00000004'}"
+    assert said[3] == f"resuming from {tmp_path / 'step-00000004'}"
     assert said[4] == "changed since: optimizer.learning_rate 0.003 -> 0.001, training.steps 4 -> 6"
 
 

@@ -132,7 +132,7 @@ class Trainer:
             changed = mesh.together(lambda: changes(resumed, self.config)) if resumed else []
             mesh.by_first(lambda: notes.extend(mend(self.run.path, self.step, self.config.log.every)))
             mesh.by_first(self._write_config)
-            notes = [*([f"going on from {resumed}", *changed] if resumed else []), *notes, *self.run.notes()]
+            notes = [*([f"resuming from {resumed}", *changed] if resumed else []), *notes, *self.run.notes()]
             logged = reached(self.run.path / "log.jsonl") if mesh.first else {}
             start = Start(self.run.path, self.step, self.steps, self.config.model_dump(mode="json"), logged)
             for each in (self.ending, mesh.naming(), self.journal.open(start), self.checkpoints, closing(self.loader)):
