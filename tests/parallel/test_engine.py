@@ -91,3 +91,33 @@ def test_gradients_are_updated_once(workers: Any) -> None:
     with pytest.raises(RuntimeError, match="have had no update"):
         engine.forward_backward(objective, rows)
     assert engine.update(lr=1e-3).made and engine.step == 1
+
+
+def canvases(*overrides: str) -> list[int]:
+    """What a DiffusionGemma, whose canvases are conditioned on its own predictions, continues a prompt with."""
+    import torch
+
+    from tests.models.diffusion_gemma_config import CONFIG
+    from unmask import Config, Engine, sample
+    from unmask.config import apply_overrides
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import started
+
+    text = {**CONFIG["text_config"], "num_global_key_value_heads": 2}
+    tree: dict[str, Any] = {
+        "model": {"config": {**CONFIG, "text_config": text}, "dtype": "float64"},
+        "training": {"batch_size": 2},
+    }
+    apply_overrides(tree, list(overrides))
+    config = Config.parse(tree)
+    with started(config.parallel, torch.device("cpu")) as mesh:
+        loaded = load(config.model)
+        objective = build("diffusion_gemma", {"block_size": 8}).bind(loaded.model, None, None)
+        with Engine(loaded, mesh, config).generating() as model:
+            return sample(model, None, [3, 4, 5], length=16, steps=4, decoding=objective.decoding).token
+
+
+@pytest.mark.parametrize("axis", ["shard_size", "model_parallel_size"])
+def test_canvases_are_conditioned_where_the_embedding_is_divided(axis: str, workers: Any) -> None:
+    assert workers(2).run(canvases, f"parallel.{axis}=2") == [canvases()] * 2

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from unmask.config import Config, rules
+from unmask.config.rules import Known
 from unmask.engine import activations, state
 from unmask.engine.ema import Ema
 from unmask.engine.generation import Generating
@@ -31,7 +32,7 @@ from unmask.engine.optim.masters import masters
 from unmask.engine.precision import Precision
 from unmask.engine.scaling import SharedScaler
 from unmask.models import RowModel, routing
-from unmask.models.decoder import decoder_layers
+from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families.materialise import fill, stand_ins
 from unmask.objectives import rebuild
 from unmask.parallel import apply, replicas, shard, stages
@@ -57,6 +58,7 @@ class Engine:
 
     loaded: the model, which the engine divides in place; its weights may be unread yet. example:
     an objective and rows such as those of a step, by which the stages of a pipeline are balanced (None: evenly).
+    UserError for a config whose settings do not go together, or with the model.
     row_model: what `row_model_of` has made of the model, if it has.
     """
 
@@ -70,6 +72,8 @@ class Engine:
     ) -> None:
         self.loaded, self.mesh, self.config = loaded, mesh, config
         self.model = loaded.model
+        known = Known(config, device=mesh.device.type, decoder=spec_of(self.model))
+        mesh.together(lambda: rules.check(known))
         #: Updates so far, those that were skipped among them: data, noise and learning rates are functions of it.
         self.step = 0
         self.precision = Precision.of(config, mesh.device)

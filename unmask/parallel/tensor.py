@@ -140,6 +140,10 @@ class Across:
     def part(self, whole: Tensor) -> Tensor:
         return _Scatter.apply(whole, self.axis, False)
 
+    def held(self, whole: Tensor) -> Tensor:
+        each = -(-whole.shape[1] // self.axis.size)
+        return whole[:, self.axis.rank * each :][:, :each]
+
     def summed(self, summand: Tensor) -> Tensor:
         return _Sum.apply(summand, self.axis)
 

@@ -43,6 +43,10 @@ class Across(Protocol):
         """This rank's rows of [1, N, width], with zeros after the last."""
         ...
 
+    def held(self, whole: Tensor) -> Tensor:
+        """Of whole [n, vocabulary], the columns of the tokens whose embeddings this rank holds."""
+        ...
+
     def summed(self, summand: Tensor) -> Tensor:
         """The ranks' summands, added."""
         ...
@@ -111,11 +115,12 @@ class _Model(DiffusionGemmaModel):
 
     def signal_of(self, logits: Tensor | None, rows: int) -> Tensor:
         """The same, [rows, width], of the logits [rows, vocabulary] of a sampling step before; 0 without them."""
-        embedding = self.decoder.embed_tokens
+        embedding, across = self.decoder.embed_tokens, self.across
         if logits is None:
             return embedding.weight.new_zeros((rows, embedding.embedding_dim))
         weight = embedding.weight
-        soft = logits.to(weight.dtype).softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
+        probability = logits.to(weight.dtype).softmax(-1, dtype=torch.float32).to(weight.dtype)
+        soft = probability @ weight if across is None else across.summed(across.held(probability) @ weight)
         return soft * embedding.embed_scale.to(soft.dtype)
 
     def forward(
@@ -141,9 +146,11 @@ class _Model(DiffusionGemmaModel):
         if position_ids is None:
             position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
         noisy = torch.zeros(position_ids.shape[1], dtype=torch.bool, device=hidden.device)
-        if canvas is not None and self.across is not None:
+        if canvas is None:
+            noisy = noisy[: hidden.shape[1]]  # as many as this rank of a tensor axis has
+        elif self.across is not None:
             canvas, noisy, signal = self._own(canvas, noisy, signal)
-        elif canvas is not None:
+        else:
             noisy = noisy.index_fill(0, canvas, True)
         if canvas is not None:
             rows = hidden.index_select(1, canvas)
