@@ -23,7 +23,7 @@ from unmask.attention import NAME, Plan
 from unmask.errors import UserError
 from unmask.models import dropout
 from unmask.models.decoder import DecoderSpec, decoder_layers, spec_of
-from unmask.models.families.materialise import device_of
+from unmask.models.families.materialise import META, device_of
 from unmask.models.fused import fuse, last_layer
 from unmask.models.positions import limit_of
 from unmask.rows import Rows, Stream, assemble
@@ -90,6 +90,7 @@ def miniature(model: PreTrainedModel, ranks: int = 1, device: torch.device | str
     Its fused forms are those of the model. Where hidden states cannot be narrower it has the first layers only.
     """
     device = device or device_of(model)
+    device = "cpu" if torch.device(device) == META else device  # of a model that nobody will fill
     attention, why = spec_of(model).attention, ""
     for narrow, layers in ((True, len(attention)), (False, min(LAYERS, len(attention)))):
         try:
