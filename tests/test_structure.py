@@ -197,3 +197,7 @@ def test_help_is_quick() -> None:
         assert result.returncode == 0, result.stderr
         assert "train" in result.stdout
     assert min(taken) < 1.0
+
+
+def test_the_trainer_is_the_loop_only() -> None:
+    assert len((PACKAGE / "training" / "trainer.py").read_text(encoding="utf-8").splitlines()) <= 300

@@ -43,8 +43,8 @@ def test_the_time_is_work_over_a_share_of_the_rate_and_then_the_pace_of_the_log(
     records = [json.loads(line) | {"tokens_per_second": 50.0} for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
     tokens = sum(len(document) for pack in run.source.documents(1) for document in pack)
-    assert opening.predicted(run, 1, 1) == pytest.approx((3 * tokens / 50, 3 * tokens / 50))
+    assert opening.predicted(run, [], 1, 1) == pytest.approx((3 * tokens / 50, 3 * tokens / 50))
     log.unlink()
-    assert opening.predicted(run, 1, 2) is None
+    assert opening.predicted(run, [], 1, 2) is None
     monkeypatch.setattr(opening, "peak_flops", lambda device, dtype: None)
-    assert opening.predicted(run, 1, 1) is None
+    assert opening.predicted(run, [], 1, 1) is None

@@ -34,7 +34,7 @@ def plan(config: Config) -> dict[str, Any]:
     size = sum(parameter.numel() for parameter in run.model.parameters())
     packs, source, micro = packed(run)
     step = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
-    seconds = predicted(run, step, config.parallel.processes)
+    seconds = predicted(run, micro, step, config.parallel.processes)
     placed = placements(run, micro)
     first = {key: placed[0][1][key] for key in ("placement", "exchange")} if placed else {}
     ranks = {key: [sum(parts) for parts in zip(*(found[key] for _, found in placed), strict=True)] for key in PER_RANK}

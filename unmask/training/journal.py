@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from unmask import tracking
 from unmask.config import LogConfig
 from unmask.parallel.mesh import Mesh
+from unmask.processes import launched
 from unmask.tracking import Record, Start, Tracker, console
 
 
@@ -34,6 +35,12 @@ class Journal:
         for tracker in self._trackers:
             tracker.log(record)
         return record
+
+    def restart(self, step: int, steps: int, reason: str) -> None:
+        """That a launcher has started the run again by itself, of which it has told the user; else nothing."""
+        restarts, limit = launched.restarts()
+        if restarts:
+            self.log("restart", step, steps, restarts=restarts, limit=limit, reason=reason)
 
     def message(self, text: str) -> None:
         """A sentence for whoever watches the run."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unmask.objectives import Objective
 from unmask.rows import Rows, flops
 from unmask.tracking.jsonl import read
 from unmask.training.setup import Run
-from unmask.training.source import Step
+from unmask.training.source import Batch, Step
 from unmask.training.speed import peak_flops
 
 #: The least and the most of a matrix product's rate that whole steps reach (MFU), by kind of device: on CPUs as small
@@ -29,10 +29,10 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
     """Three lines: the model, the data, the folder and the time; none where no console shows them."""
     if not mesh.first or run.config.log.console == "none":
         return []
-    batch = run.source.batch(Step(0, run.steps, 0, run.objective)) if run.source.ahead else None
+    batch = first(run)
     size, left = sum(map(math.prod, run.shapes.values())), run.steps - step
     device = f"{run.device}, {mesh.size} processes" if mesh.size > 1 else str(run.device)
-    seconds = predicted(run, step, mesh.size)
+    seconds = None if batch is None else predicted(run, batch.micro, step, mesh.size)
     ends = dict.fromkeys(str(timedelta(seconds=math.ceil(each))) for each in seconds or ())
     time = f", about {' to '.join(ends)}" if ends and left else ""
     steps = f"{left:,} of {run.steps:,} steps" + (f" of {batch.tokens:,} tokens" if batch else "")
@@ -43,22 +43,17 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
     ]
 
 
-def example(run: Run) -> tuple[Objective, Rows] | None:
-    """The objective and a micro-batch of the first step, where its source can tell them before it."""
-    if not run.source.ahead:
-        return None
-    first = run.source.batch(Step(0, run.steps, 0, run.objective))
-    return first.objective, first.micro[0]
+def first(run: Run) -> Batch | None:
+    """The first step's rows of all replicas; None where its source can tell them in their turn only."""
+    return run.source.batch(Step(0, run.steps, 0, run.objective)) if run.source.ahead else None
 
 
-def predicted(run: Run, step: int, processes: int) -> tuple[float, float] | None:
-    """(least, most) seconds from `step` to the end, without evaluations and checkpoints.
+def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> tuple[float, float] | None:
+    """(least, most) seconds from `step` to the end, without evaluations and checkpoints; micro: rows of a step.
 
     Both are the same where the log has the pace. None where nothing is known: on a GPU that is not in the table, in a
-    pipeline, of several processes on a CPU, of a source that is not asked ahead.
+    pipeline, of several processes on a CPU.
     """
-    if not run.source.ahead:
-        return None
     pace = logged_pace(run) if step else None
     if pace:
         seconds = (run.steps - step) * run.source.batch(Step(step, run.steps, 0, run.objective)).tokens / pace
@@ -68,8 +63,7 @@ def predicted(run: Run, step: int, processes: int) -> tuple[float, float] | None
     rate, shares = peak_flops(run.device, run.precision.dtype), SHARES.get(run.device.type)
     if rate is None or shares is None:
         return None
-    first = run.source.batch(Step(0, run.steps, 0, run.objective))
-    work = (run.steps - step) * sum(flops(rows, run.row_model.shape) for rows in first.micro)
+    work = (run.steps - step) * sum(flops(rows, run.row_model.shape) for rows in micro)
     return work / (shares[1] * rate * processes), work / (shares[0] * rate * processes)
 
 

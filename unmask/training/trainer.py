@@ -15,7 +15,6 @@ from unmask.config import Config, ParallelConfig
 from unmask.engine.engine import Engine
 from unmask.engine.optim import schedules
 from unmask.parallel import mesh
-from unmask.processes import launched
 from unmask.runs import record as records
 from unmask.runs.lock import alone_in
 from unmask.runs.mending import mend
@@ -140,10 +139,7 @@ class Trainer:
             self.journal.header(opening.header(self.run, self.step, mesh))
             for note in notes:
                 self.message(note)
-            restarts, limit = launched.restarts()
-            if restarts:  # of which the launcher has told the user
-                why = self.restarted or ""
-                self.journal.log("restart", self.step, self.steps, restarts=restarts, limit=limit, reason=why)
+            self.journal.restart(self.step, self.steps, self.restarted or "")
             self._loop()
             self.profile.close(self.step, self.message)
             self.mesh.by_writers(self.checkpoints.wait)
@@ -151,7 +147,8 @@ class Trainer:
     def _build(self) -> None:
         """The parts of a run that have a state of their own."""
         run, config = self.run, self.config
-        example = opening.example(run) if config.parallel.pipeline_stages > 1 else None
+        first = opening.first(run) if config.parallel.pipeline_stages > 1 else None
+        example = None if first is None else (first.objective, first.micro[0])
         self.engine = Engine(run.loaded, self.mesh, config, run.row_model, example)
         run.source.begin(self.engine)
         self.loader: Loader[Step, Batch] = Loader(lambda step: run.source.batch(step, self.engine.part))
