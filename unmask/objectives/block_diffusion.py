@@ -109,7 +109,7 @@ class BlockDiffusion(Annealed):
     block_size: BlockSize = 32
     #: Phases [{until: fraction or step, size: tokens or full}, ...] that replace block_size (LLaDA2).
     block_schedule: tuple[Phase, ...] | None = None
-    #: `stratified`: per block, spread over all blocks of the step (BD3LM); `block`: per block; `document`: one for all.
+    #: `stratified`: per block, spread over all blocks of a step (BD3LM); `block`: per block; `document`: per document.
     noise_levels: Literal["stratified", "block", "document"] = "stratified"
     #: Window (emin, emax) of noise levels; `auto`: adapted at every evaluation (BD3LM, see `clip`).
     clip: Annotated[Literal["auto"] | tuple[float, float], BeforeValidator(_window)] = FULL
@@ -131,7 +131,7 @@ class BlockDiffusion(Annealed):
     redraw: bool = False
     #: Keep a document's position 0 clean; training still counts it in the denominator, evaluation does not (BD3LM).
     keep_first: bool = False
-    #: Which clean rows a clean row sees: up to the end of its block, or only those before it and itself.
+    #: Which clean rows a clean row attends to: up to the end of its block, or only those before it and itself.
     clean: Literal["block_causal", "causal"] = "block_causal"
     #: Weight of the noisy blocks' loss (Nemotron: 0.3).
     noisy_loss: float = Field(default=1.0, gt=0)
