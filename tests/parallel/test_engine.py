@@ -93,6 +93,57 @@ def test_gradients_are_updated_once(workers: Any) -> None:
     assert engine.update(lr=1e-3).made and engine.step == 1
 
 
+def test_a_failed_pass_leaves_no_gradients() -> None:
+    """The next call's are those of its own rows, which may come from a generator."""
+    from dataclasses import replace
+
+    import torch
+
+    from unmask import Config, Engine, UserError
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import Mesh
+
+    names = script()
+    loaded = load(Config.parse(names["SETTINGS"]).model)
+    objective = build("mdlm").bind(loaded.model, None, loaded.mask_token_id)
+    engine = Engine(loaded, Mesh(torch.device("cpu")), Config.parse(names["SETTINGS"]))
+    rows = names["rows_of"](objective, [names["counting"](number) for number in range(4)], (0, 1))
+    with pytest.raises(UserError, match="token id 99"):
+        engine.forward_backward(objective, [rows[0], replace(rows[1], token=rows[1].token * 0 + 99)])
+    assert engine.gradients.of() == []
+    assert engine.forward_backward(objective, (each for each in rows)).loss > 0
+    engine.update(lr=1e-3)
+
+
+def uneven(*overrides: str) -> float:
+    """The loss of a step of more micro-batches than the config's, four times as many on the first replica."""
+    import torch
+
+    from unmask import Config, Engine
+    from unmask.config import apply_overrides
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import started
+
+    names = script()
+    tree = {name: dict(section) for name, section in names["SETTINGS"].items()}
+    apply_overrides(tree, ["model.dtype=float64", "parallel.timeout=60", *overrides])
+    config = Config.parse(tree)
+    with started(config.parallel, torch.device("cpu")) as mesh:
+        loaded = load(config.model)
+        objective = build("mdlm").bind(loaded.model, None, loaded.mask_token_id)
+        engine = Engine(loaded, mesh, config)
+        rows = names["rows_of"](objective, [names["counting"](number) for number in range(20)], (0, 1))
+        if engine.part[1] == 2:
+            rows = [rows[:8], rows[8:]][engine.part[0]]
+        return engine.forward_backward(objective, rows).loss
+
+
+def test_processes_that_share_a_model_may_have_unequal_numbers_of_rows(workers: Any) -> None:
+    assert workers(2).run(uneven, "parallel.shard_size=2") == pytest.approx([uneven()] * 2, rel=1e-9)
+
+
 def canvases(*overrides: str) -> list[int]:
     """What a DiffusionGemma, whose canvases are conditioned on its own predictions, continues a prompt with."""
     import torch

@@ -10,7 +10,7 @@ On several processes all of them call the same methods in the same order, each w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,14 +101,21 @@ class Engine:
         """(r, R): this process's rows are those of replica r of R."""
         return self.mesh.part
 
-    def forward_backward(self, objective: Objective, rows: Sequence[Rows]) -> Losses:
-        """The gradients of a step, once before every `update`. rows: the micro-batches of this process's replica."""
+    def forward_backward(self, objective: Objective, rows: Iterable[Rows]) -> Losses:
+        """The gradients of a step, once before every `update`. rows: the micro-batches of this process's replica.
+
+        Where the computation raises, its gradients are dropped.
+        """
         if self._loss is not None:
             raise RuntimeError("forward_backward: the gradients of the step before have had no update")
         if self._mask_noise is not None:
             self._mask_noise.at(self.step)
         self.module.train()
-        losses = self.gradients.accumulate(objective, rows)
+        try:
+            losses = self.gradients.accumulate(objective, list(rows))
+        except BaseException:  # those of some micro-batches, to which the next call would add
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
         self._loss = losses.loss
         return losses
 

@@ -40,7 +40,7 @@ class Gradients:
     """Fills the gradients of a row model's parameters.
 
     module: what `apply.parallelise` made of it; arithmetic: the context that it runs in; passes: micro-batches that
-    every process computes in a step, where it holds parts of the model only.
+    every process computes in a step, at least, where it holds parts of the model only.
     """
 
     row_model: RowModel
@@ -89,7 +89,8 @@ class Gradients:
             learning = {number: rows for number, rows in enumerate(micro) if len(rows.labelled)}
             return learning or dict(enumerate(micro[:1]))
         # Each pass gathers the parameters from all, or is one of a schedule, so all make equally many.
-        return dict(enumerate([*micro, *[inert(0.0)] * (self.passes - len(micro))]))
+        passes = max(self.passes, int(self.mesh.largest([len(micro)])[0]))
+        return dict(enumerate([*micro, *[inert(0.0)] * (passes - len(micro))]))
 
     def _one_by_one(
         self, objective: Objective, micro: dict[int, Rows], count: float
