@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
-from transformers import AutoConfig
 
+from tests.models.families import spec_of_config
 from unmask.config import Config, ParallelConfig, apply_override, keys, rules
 from unmask.config.rules import RULES, Known
 from unmask.errors import UserError
-from unmask.models.decoder import Attention, DecoderSpec, Experts, spec_of_config
+from unmask.models.decoder import Attention, DecoderSpec, Experts
 from unmask.models.tensor_plan import TensorPlan
 from unmask.objectives import build
 
@@ -227,7 +226,7 @@ def test_the_table_answers_for_a_mesh_alone():
 
 def test_and_for_a_model_that_nobody_has_made():
     options = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
-    decoder = spec_of_config(AutoConfig.for_model("qwen3", **options), torch.float32)
+    decoder = spec_of_config("qwen3", **options)
     assert not list(rules.broken(asked("parallel.model_parallel_size=2", {"decoder": decoder})))
     (sentence,) = rules.broken(asked("parallel.model_parallel_size=4", {"decoder": decoder}))
     assert sentence.startswith("parallel.model_parallel_size=4 does not divide num_key_value_heads=2 of the model")

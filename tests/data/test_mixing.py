@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.data.test_packing import counting
 from unmask.data import Mixture, Packs, Sampler, Source
-from unmask.data.order import permutation
+from unmask.data.mixing import permutation
 from unmask.errors import UserError
 
 

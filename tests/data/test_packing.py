@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.data import Dataset, Packs, Sampler
-from unmask.data.order import permutation
+from unmask.data.mixing import permutation
 from unmask.data.packing import best_fit
 from unmask.errors import UserError
 
@@ -135,7 +135,7 @@ def test_an_epoch_sees_every_chunk_once_and_the_next_gives_new_samples(batch_siz
         assert sorted(np.concatenate([document.token for document in chosen])) == list(range(35))
         orders.append([sample % packs.chunks for sample in samples])
     assert orders[0] != orders[1]
-    assert sampler.steps_per_epoch == -(-len(packs) // batch_size)
+    assert sampler.steps(1) == -(-len(packs) // batch_size)
 
 
 def test_epochs_are_what_people_write() -> None:

@@ -9,8 +9,7 @@ import torch
 from tests.objectives.support import MASK
 from tests.training.tiny import losses, train, weights
 from unmask.errors import UserError
-from unmask.kernels import confidence
-from unmask.models.head import Head
+from unmask.kernels import Head, confidence
 from unmask.objectives import LabelledRows, build
 
 ROWS, WIDTH, WORDS = 9, 6, 64

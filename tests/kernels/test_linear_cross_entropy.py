@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import plain
-from unmask.kernels import Projection, linear_cross_entropy, linear_log_probs, linear_logits
+from unmask.kernels import Head
 
 ROWS, WIDTH, VOCABULARY = 23, 12, 37
 
@@ -37,7 +37,7 @@ def inputs(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> Inputs:
 def public(
     hidden: Tensor, weight: Tensor, label: Tensor, loss_weight: Tensor, exclude: int | None = None, **more: Any
 ) -> tuple[Tensor, Tensor]:
-    return linear_cross_entropy(hidden, Projection(weight, **more), label, loss_weight, exclude)
+    return Head(weight, **more).cross_entropy(hidden, label, loss_weight, exclude)
 
 
 def chunked(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -62,9 +62,9 @@ def test_any_chunk_size_equals_whole_logits(
         torch.testing.assert_close(got, expected, rtol=loss_tolerance, atol=loss_tolerance)
         torch.testing.assert_close(nll, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         assert not nll.requires_grad
-        head = Projection(given.weight, options["bias"], softcap)
-        log_probs = linear_log_probs(given.hidden, head, given.label, exclude)
-        logits = linear_logits(given.hidden, head, exclude)
+        head = Head(given.weight, options["bias"], softcap)
+        log_probs = head.log_probs(given.hidden, given.label, exclude)
+        logits = head.logits(given.hidden, exclude)
         losses = torch.nn.functional.cross_entropy(logits, given.label, reduction="none")
         torch.testing.assert_close(-log_probs, expected_nll, rtol=loss_tolerance, atol=loss_tolerance)
         ways = {
@@ -104,7 +104,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch, softcap: float | None, exclu
         return public(hidden, weight, given.label, given.loss_weight, bias=bias, softcap=softcap, exclude=exclude)[0]
 
     def ratio(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return linear_log_probs(hidden, Projection(weight, bias, softcap), given.label, exclude).exp().sum()
+        return Head(weight, bias, softcap).log_probs(hidden, given.label, exclude).exp().sum()
 
     assert torch.autograd.gradcheck(ratio, (given.hidden, given.weight, given.bias))
     assert torch.autograd.gradcheck(loss, (given.hidden, given.weight, given.bias))
@@ -152,7 +152,7 @@ def test_only_wanted_gradients_are_formed_and_rows_may_be_none() -> None:
     dh, dw = torch.autograd.grad(total, (empty.hidden, empty.weight))
     assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
     dh, dw = torch.autograd.grad(
-        linear_log_probs(empty.hidden, Projection(empty.weight), empty.label).sum(), (empty.hidden, empty.weight)
+        Head(empty.weight).log_probs(empty.hidden, empty.label).sum(), (empty.hidden, empty.weight)
     )
     assert dh.shape == (0, WIDTH) and torch.equal(dw, torch.zeros_like(dw))
 
@@ -176,5 +176,5 @@ def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sizes():
         total, _ = public(*given[:4])
         total.backward()
-        linear_log_probs(given.hidden, Projection(given.weight), given.label).exp().sum().backward()
+        Head(given.weight).log_probs(given.hidden, given.label).exp().sum().backward()
     assert max(sizes) <= max(200 * WIDTH, VOCABULARY * WIDTH)

@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
+from unmask.attention import NAME, register
 from unmask.config import ModelConfig
 from unmask.models import load
+from unmask.models.decoder import DecoderSpec, spec_of
+from unmask.models.families import family_of_type
 from unmask.models.fused.fuse import fuse
+from unmask.models.load import adapt
 from unmask.models.prove import proofs_of
 from unmask.objectives import Objective, build
 from unmask.rows import Document, Rows
@@ -150,3 +155,13 @@ def _exact_norms(model: torch.nn.Module) -> None:
 
 def _norm(module: Any, eps: float, shift: float, x: Tensor) -> Tensor:
     return (module.weight + shift) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def spec_of_config(model_type: str, **options: Any) -> DecoderSpec:
+    """The description of the model that a configuration of transformers makes, without its weights."""
+    register()
+    config = AutoConfig.for_model(model_type, **options)
+    with torch.device("meta"):
+        made = family_of_type(model_type).auto().from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    adapt(made)
+    return spec_of(made)

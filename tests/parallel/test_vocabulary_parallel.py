@@ -18,7 +18,7 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
     import torch.distributed as dist
 
     from tests.kernels import plain
-    from unmask.kernels import Projection, VocabularyShard, linear_cross_entropy, linear_log_probs, linear_logits
+    from unmask.kernels import Head, VocabularyShard
 
     generator = torch.Generator().manual_seed(0)
     wide = [torch.randn(shape, generator=generator).double() for shape in ((ROWS, WIDTH), (vocabulary, WIDTH))]
@@ -36,14 +36,14 @@ def sharded_and_whole(vocabulary: int, bias: bool, softcap: float | None, exclud
     cast = getattr(torch, dtype)
     own = [x.detach().to(cast).requires_grad_() for x in (hidden, weight[part], b[part])]
     shard = VocabularyShard(part.start, vocabulary, dist.group.WORLD)
-    head = Projection(own[1], own[2] if bias else None, softcap, shard)
+    head = Head(own[1], own[2] if bias else None, softcap, shard)
     own = own if bias else own[:2]
     module = sys.modules["unmask.kernels.linear_cross_entropy"]
     before, module.CHUNK = module.CHUNK, 7
     try:
-        total, nll = linear_cross_entropy(own[0], head, label, loss_weight, exclude)
-        log_probs = linear_log_probs(own[0], head, label, exclude)
-        logits = linear_logits(own[0], head, exclude)
+        total, nll = head.cross_entropy(own[0], label, loss_weight, exclude)
+        log_probs = head.log_probs(own[0], label, exclude)
+        logits = head.logits(own[0], exclude)
         losses = torch.nn.functional.cross_entropy(logits, label, reduction="none")
         upstream = (1.7 * loss_weight).to(cast)
         found = [

@@ -178,7 +178,7 @@ def test_the_log_has_every_number(tmp_path):
     first, last, evaluation = records
     batch = [document for pack in trainer.run.source.sampler.batch(1) for document in pack]
     assert first["tokens"] == sum(map(len, batch))
-    assert first["epoch"] == pytest.approx(2 / trainer.run.source.sampler.steps_per_epoch)
+    assert first["epoch"] == pytest.approx(2 / trainer.run.source.sampler.steps(1))
     assert last["learning_rate"] == pytest.approx(0.003 * 0.1)
     assert first["rows"] >= first["tokens"]
     assert first["nll"] == pytest.approx(math.log(64), abs=0.3)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
-from unmask.data.order import permutation
 from unmask.data.packing import Packs
 from unmask.errors import UserError
 from unmask.rows import Document
+from unmask.rows.random import EPOCH, generator
 
 NOTHING = (
     "holds no token to learn from: every one is a prompt's, has loss_mask 0 or is the only one of its document; give "
@@ -68,38 +69,20 @@ class Mixture:
         total = sum(rates)
         #: Of the places, by source.
         self.shares = [float(rate / total) for rate in rates]
+        #: Tokens over room for tokens, in the proportions of the stream.
+        self.fill = sum(share * source.packs.fill for share, source in zip(self.shares, sources, strict=True))
+        #: Of all sources, each counted once; so too what `Packs` counts.
+        self.documents = sum(len(source.packs.dataset) for source in sources)
+        self.dropped = sum(source.packs.dropped for source in sources)
+        self.silent = sum(source.packs.silent for source in sources)
+        self.severed = sum(source.packs.severed for source in sources)
+        self.tokens = sum(source.packs.tokens for source in sources)
 
     def __len__(self) -> int:
         return sum(len(source.packs) for source in self.sources)
 
     def __iter__(self) -> Iterator[list[Document]]:
         return (pack for source in self.sources for pack in source.packs)
-
-    @property
-    def documents(self) -> int:
-        """Of all sources, each counted once; so too what `Packs` counts."""
-        return sum(len(source.packs.dataset) for source in self.sources)
-
-    @property
-    def dropped(self) -> int:
-        return sum(source.packs.dropped for source in self.sources)
-
-    @property
-    def silent(self) -> int:
-        return sum(source.packs.silent for source in self.sources)
-
-    @property
-    def severed(self) -> int:
-        return sum(source.packs.severed for source in self.sources)
-
-    @property
-    def tokens(self) -> int:
-        return sum(source.packs.tokens for source in self.sources)
-
-    @property
-    def fill(self) -> float:
-        """Tokens over room for tokens, in the proportions of the stream."""
-        return sum(share * source.packs.fill for share, source in zip(self.shares, self.sources, strict=True))
 
     def counts(self, places: int) -> list[int]:
         """How many of the first `places` belong to each source."""
@@ -147,6 +130,17 @@ class Mixture:
     def passes(self, places: int) -> list[float]:
         """How often each source is seen in the first `places`."""
         return [count / len(source.packs) for count, source in zip(self.counts(places), self.sources, strict=True)]
+
+
+@lru_cache(maxsize=4)
+def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of range(n), int64 and read-only, that depends on nothing but (seed, epoch).
+
+    It sorts raw Philox words, which numpy promises to keep from version to version, as it does not for `permutation`.
+    """
+    order = np.argsort(generator(seed, epoch, purpose=EPOCH).bit_generator.random_raw(n), kind="stable")
+    order.flags.writeable = False
+    return order
 
 
 def round_half_up(value: Fraction) -> int:

@@ -23,11 +23,6 @@ class Sampler:
             raise ValueError(f"batch_size={batch_size}: a batch holds at least one pack")
         self.batch_size, self.seed = batch_size, seed
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a pass: with one source, every pack has then been seen."""
-        return self.steps(1)
-
     def steps(self, epochs: float) -> int:
         """Steps that cover `epochs` passes over the packs, at least 1."""
         # As people write the number: 50 packs times the double next to 0.14 are a little more than 7.

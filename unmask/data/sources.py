@@ -17,6 +17,7 @@ from unmask.data.arrow import is_saved_dataset, read_parquet, read_saved_dataset
 from unmask.data.reading import Reading
 from unmask.data.records import PIECE, Bad, Item, Record, joined, split
 from unmask.errors import UserError
+from unmask.files import BOM
 
 JSONL = frozenset({".jsonl", ".ndjson", ".json"})
 #: What a folder is searched for; anything else is named by a pattern such as "notes/**/*.tex".
@@ -26,7 +27,6 @@ SUFFIXES = frozenset(
 )
 #: Bytes in a line of JSONL: what bounds memory, of a file that unpacks to much more than its size too.
 LINE = 1 << 27
-BOM = b"\xef\xbb\xbf"
 
 
 def find_files(source: str | Path | Iterable[str | Path]) -> list[Path]:

@@ -11,7 +11,7 @@ the gradients that arrive in the backward pass, which forms each chunk's logits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,21 +23,16 @@ from unmask.kernels.vocabulary_parallel import Divided, VocabularyShard, gathere
 CHUNK = 1024
 
 
-class Options(TypedDict, total=False):
-    """Of the softmax: see linear_cross_entropy."""
-
-    softcap: float | None
-    exclude: int | None
-    shard: VocabularyShard | None
-
-
-class Projection(NamedTuple):
+class Head(NamedTuple):
     """From hidden states to logits: weight [vocabulary, width], an optional bias [vocabulary] and soft-cap of logits.
 
-    shard: which part of the vocabulary weight and bias are, where a group's ranks divide it. All of them then call what
-    is below with the same hidden, label (ids of the whole vocabulary), loss_weight and exclude; they get the same
-    results and the same gradient of hidden, and each that of its own part. What they make of the results stands for one
-    loss: backward starts from the same gradient on each.
+    shard: which part of the vocabulary weight and bias are, where a group's ranks divide it. All of them then ask for
+    the same, with the same hidden, label (ids of the whole vocabulary), weight and exclude; they get the same results
+    and the same gradient of hidden, and each that of its own part. What they make of the results stands for one loss:
+    backward starts from the same gradient on each.
+
+    hidden [n, width]; label int64 [n], token ids; exclude: a token id whose logit is taken as -inf. Matrix products run
+    in autocast's dtype where it is on, sums in fp32 (fp64 for fp64), which results are in.
     """
 
     weight: Tensor
@@ -45,39 +40,34 @@ class Projection(NamedTuple):
     softcap: float | None = None
     shard: VocabularyShard | None = None
 
+    def cross_entropy(
+        self, hidden: Tensor, label: Tensor, weight: Tensor, exclude: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(sum of weight [n] * nll, with gradient; nll of every row, [n], without): the cheapest loss there is."""
+        inputs = _cast(hidden), self.weight, self.bias
+        grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        return _WeightedSum.apply(*inputs, label, weight, self._softmax(exclude), grad)
 
-def linear_cross_entropy(
-    hidden: Tensor, head: Projection, label: Tensor, loss_weight: Tensor, exclude: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Weighted sum of cross-entropies and the single ones.
+    def log_probs(self, hidden: Tensor, label: Tensor, exclude: int | None = None) -> Tensor:
+        """log p(label) of every row, [n], with gradient. It takes the logits twice, and keeps none."""
+        return _LogProbs.apply(_cast(hidden), self.weight, self.bias, label, self._softmax(exclude))
 
-    hidden [n, width], label int64 [n], loss_weight [n]; `exclude` is a token id whose logit is taken as -inf. Returns
-    (sum, nll fp32 [n]), of which nll carries no gradient.
-    Matrix products run in autocast's dtype where it is on, sums in fp32 (fp64 for fp64).
-    """
-    hidden, weight, bias = _cast(hidden), head.weight, head.bias
-    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
-    return _WeightedSum.apply(hidden, weight, bias, label, loss_weight, _softmax(head, exclude), grad)
+    def logits(self, hidden: Tensor, exclude: int | None = None) -> Tensor:
+        """[n, vocabulary], with gradient: ask for some rows at a time, as `unmask.kernels.confidence` does."""
+        softcap, shard = self.softcap, self.shard
+        hidden = hidden if shard is None else summed_gradient(hidden, shard)
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        if shard is not None:
+            logits = gathered_logits(logits, shard)
+        if exclude is not None:
+            logits = logits.index_fill(-1, torch.tensor([exclude], device=logits.device), -torch.inf)
+        return logits
 
-
-def linear_log_probs(hidden: Tensor, head: Projection, label: Tensor, exclude: int | None = None) -> Tensor:
-    """log p(label) of every row, fp32 [n] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy."""
-    return _LogProbs.apply(_cast(hidden), head.weight, head.bias, label, _softmax(head, exclude))
-
-
-def linear_logits(hidden: Tensor, head: Projection, exclude: int | None = None) -> Tensor:
-    """The logits, fp32 [n, vocabulary] (fp64 for fp64), with gradient; arguments as of linear_cross_entropy."""
-    softcap, shard = head.softcap, head.shard
-    hidden = hidden if shard is None else summed_gradient(hidden, shard)
-    logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if shard is not None:
-        logits = gathered_logits(logits, shard)
-    if exclude is not None:
-        logits = logits.index_fill(-1, torch.tensor([exclude], device=logits.device), -torch.inf)
-    return logits
+    def _softmax(self, exclude: int | None) -> Softmax:
+        return _Whole(self.softcap, exclude) if self.shard is None else Divided(self.softcap, exclude, self.shard)
 
 
 class Softmax(Protocol):
@@ -110,10 +100,6 @@ class _Whole(NamedTuple):
 
     def summed(self, dh: Tensor) -> Tensor:
         return dh
-
-
-def _softmax(head: Projection, exclude: int | None) -> Softmax:
-    return _Whole(head.softcap, exclude) if head.shard is None else Divided(head.softcap, exclude, head.shard)
 
 
 def _cast(hidden: Tensor) -> Tensor:

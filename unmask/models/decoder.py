@@ -117,19 +117,6 @@ def changed(model: PreTrainedModel) -> None:
         _described(model, spec.attention)
 
 
-def spec_of_config(config: Any, dtype: torch.dtype) -> DecoderSpec:
-    """The description of the model that a configuration of transformers makes, without its weights."""
-    from unmask.attention import NAME, register
-    from unmask.models.families import family_of_type
-    from unmask.models.load import adapt
-
-    register()
-    with torch.device("meta"):
-        model = family_of_type(config.model_type).auto().from_config(config, dtype=dtype, attn_implementation=NAME)
-    adapt(model)
-    return spec_of(model)
-
-
 def _described(model: Any, attention: tuple[Attention, ...]) -> DecoderSpec:
     config, layers = model.config.get_text_config(), decoder_layers(model)
     name_of = {module: name for name, module in model.named_modules()}

@@ -13,7 +13,7 @@ leaves on a module, `ALL_EXPERTS_FUNCTIONS`, and the operator `transformers::gro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,6 @@ PARAMETERS = ("gate_up_proj", "down_proj")
 ALIGNED = 8
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-
-
-class Dispatch(Protocol):
-    """The expert axis (`unmask.parallel.expert.ExpertAxis`)."""
-
-    def __call__(self, compute: Compute, pairs: Tensor, offsets: Tensor) -> Tensor:
-        """What the experts, wherever they are, make of pairs [P, hidden]; compute: of those that this rank holds."""
-        ...
 
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -95,7 +87,7 @@ def forward(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tens
         gated = module._apply_gate(grouped(pairs, gate_up, offsets))
         return grouped(gated.to(dtype), down, offsets)
 
-    dispatch: Dispatch | None = getattr(module, "dispatch", None)
+    dispatch = getattr(module, "dispatch", None)  # what the experts, wherever they are, make of pairs
     out = compute(pairs, offsets) if dispatch is None else dispatch(compute, pairs, offsets)
     out = Take.apply(out, back, order, 1).view(rows, slots, hidden.shape[1])
     return (out * weights[..., None]).sum(1).to(hidden.dtype)

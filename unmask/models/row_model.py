@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from unmask.attention import Plan
 from unmask.errors import UserError
+from unmask.kernels import Head
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families import family_of_model
 from unmask.models.families.materialise import device_of
 from unmask.models.fused.last_layer import skipping
-from unmask.models.head import Head
 from unmask.models.logits import Query
 from unmask.models.passes import Pass, apart, run, together
 from unmask.models.prove import proofs_of

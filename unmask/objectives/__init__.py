@@ -3,7 +3,7 @@
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.objectives.base import Decoding, Head, LabelledRows, LossTerms, Objective
+from unmask.objectives.base import Decoding, LabelledRows, LossTerms, Objective
 from unmask.parsing import NotYaml, yaml_value
 from unmask.registry import Registry
 
@@ -80,7 +80,6 @@ def described(objective: Objective) -> str:
 
 __all__ = [
     "Decoding",
-    "Head",
     "LabelledRows",
     "LossTerms",
     "Objective",

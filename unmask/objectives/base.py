@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -18,27 +18,7 @@ from unmask.rows import Document, Rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class Head(Protocol):
-    """What a loss may ask of the output projection (`unmask.models.head.Head`).
-
-    hidden [n, width]; label int64 [n], token ids; exclude: a token id whose logit is taken as -inf. A tensor axis
-    divides the vocabulary over ranks: all of them ask the same, get the same, and must make the same loss of it.
-    """
-
-    def cross_entropy(
-        self, hidden: Tensor, label: Tensor, weight: Tensor, exclude: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(sum of weight [n] * nll, with gradient; nll of every row, [n], without): the cheapest loss there is."""
-        ...
-
-    def log_probs(self, hidden: Tensor, label: Tensor, exclude: int | None = None) -> Tensor:
-        """log p(label) of every row, [n], with gradient. It takes the logits twice, and keeps none."""
-        ...
-
-    def logits(self, hidden: Tensor, exclude: int | None = None) -> Tensor:
-        """[n, vocabulary], with gradient: ask for some rows at a time, as `unmask.kernels.confidence` does."""
-        ...
+    from unmask.kernels import Head
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from unmask.objectives.annealing import Annealed
-from unmask.objectives.base import Decoding, Head, LabelledRows, LossTerms, needs_mask
+from unmask.objectives.base import Decoding, LabelledRows, LossTerms, needs_mask
 from unmask.objectives.block_schedule import BlockSize, Phase, checked, size_at
 from unmask.objectives.clip import FULL, best_clip
 from unmask.objectives.denominators import Counts, Denominator, share
@@ -54,6 +54,8 @@ from unmask.rows import IGNORE, Document, Rows, Stream, assemble
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from unmask.kernels import Head
 
 
 def _window(value: Any) -> Any:

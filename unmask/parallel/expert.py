@@ -27,7 +27,7 @@ from unmask.parallel.mesh import part_of
 
 @dataclass
 class ExpertAxis:
-    """The ranks that hold one set of all experts; `unmask.models.experts.Dispatch`."""
+    """The ranks that hold one set of all experts; see `unmask.models.experts.forward`."""
 
     mesh: DeviceMesh
     traffic: Traffic

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from unmask.config import Config, ModelConfig
 from unmask.errors import UserError, as_path
 from unmask.files import read_json
-from unmask.hf import fetching, open_tokenizer, read_config
+from unmask.hf import fetching, read_config
 from unmask.models.adapters import lora, nf4
 from unmask.models.families import Family
 from unmask.models.families.materialise import leave, without_values
 from unmask.models.families.trained import also, objective_of, said
 from unmask.models.families.transformers import empty_model
 from unmask.models.fused.fuse import fuse
-from unmask.models.load import DTYPES, adapt, load
+from unmask.models.load import DTYPES, adapt, load, own_tokenizer
 from unmask.models.prove import proofs_of
 from unmask.objectives import Objective, described, rebuild
 from unmask.runs.distcp import load as load_tensors
@@ -135,9 +134,7 @@ def _open_step(folder: Path, device: str, dtype: str | None, ema: bool) -> OpenM
     adapt(model)
     if config.model.fused:
         fuse(model, proofs_of(model))
-    has_tokenizer = (folder / "hf" / "tokenizer_config.json").exists()
-    tokenizer = open_tokenizer(folder / "hf") if has_tokenizer else None
-    mask = getattr(model.config, "mask_token_id", None)
+    tokenizer, mask = own_tokenizer(folder), getattr(model.config, "mask_token_id", None)
     with taking_up(folder):
         rebuilt = rebuild(config.objective.chosen, state["objective"])
     objective = rebuilt.bind(model, tokenizer, mask)
@@ -166,18 +163,8 @@ class Step(Family):
             )
         with without_values():
             model = empty_model(folder / "hf", dtype)
-        leave(model, StepSource(folder))
+        leave(model, lambda tensors: load_tensors({"model": dict(tensors)}, folder))
         return model
-
-
-class StepSource:
-    """The weights of a verified checkpoint."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def read(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"model": dict(tensors)}, self.folder)
 
 
 def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
@@ -194,10 +181,7 @@ def _open_adapters(folder: Path, device: str, dtype: str | None) -> OpenModel:
     except (OSError, SafetensorError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise UserError(f"{file}: cannot be read ({reason}): export the adapters again") from None
-    tokenizer = None
-    if (folder / "tokenizer_config.json").exists():
-        tokenizer = open_tokenizer(folder)
-    model, tokenizer, mask = load(settings, tokenizer, device=device)
+    model, tokenizer, mask = load(settings, own_tokenizer(folder), device=device)
     if "base" in recorded:
         lora.check_base(model, recorded["base"], f"{said} (model.name={settings.name})")
     lora.load_state(model, settings.lora, tensors, str(file))

@@ -48,12 +48,12 @@ def begin(run: Identity, step: int, processes: int | None) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
         write_whole(run.path / "config.yaml", run.config.dump())
         if processes is not None:
-            write(run, step, processes)
+            _append(run, step, processes)
     except OSError as error:
         raise UserError(f"checkpoint.path={run.path}: cannot be written: {error.strerror}") from None
 
 
-def write(run: Identity, step: int, processes: int) -> None:
+def _append(run: Identity, step: int, processes: int) -> None:
     """Append this start, after `step` steps, to the run's record."""
     file = run.path / FILE
     starts = read(file) if step and file.exists() else []
@@ -239,7 +239,7 @@ def compare(repeat: Repeat | None, run: Identity, processes: int) -> list[str]:
 
 
 class Made(BaseModel):
-    """One start of a run, as `write` describes it."""
+    """One start of a run, as `begin` writes it."""
 
     step: int
     command: str

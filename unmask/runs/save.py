@@ -152,10 +152,11 @@ class Checkpoints:
             (temporary / "state.json").write_text(state, encoding="utf-8")
             manifest = {"format": 1, "step": step, "files": layout.describe(temporary)}
             (temporary / layout.MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            _flush(temporary)
+            for path in (*temporary.rglob("*"), temporary):
+                _flush(path)
             self._set_aside(step)
             os.replace(temporary, final)
-            _flush_folder(self.run)
+            _flush(self.run)
         self._forget_old()
         self._link_best()
 
@@ -259,18 +260,9 @@ def _cause(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _flush(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        _flush_folder(path)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename last: on POSIX the folder itself is flushed."""
-    handle = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Make a file last or, of a folder, the names in it: POSIX flushes both alike."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

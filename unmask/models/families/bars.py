@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 
-@contextmanager
-def bars_in_terminals_only() -> Iterator[None]:
+def bars_in_terminals_only() -> AbstractContextManager[None]:
     """Within the context transformers shows no progress bar unless stderr is a terminal."""
-    if sys.stderr.isatty():
-        yield
-        return
-    with no_bars():
-        yield
+    return nullcontext() if sys.stderr.isatty() else no_bars()
 
 
 @contextmanager

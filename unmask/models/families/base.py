@@ -101,7 +101,7 @@ class Family:
         except Exception as error:  # whatever transformers raises for values that do not go together
             raise UserError(f"{where}: {self.name} cannot be built from it: {sound.one_line(error)}") from error
         recorded = checked(model, parts, stored, self)
-        leave(model, FolderSource(parts, stored))
+        leave(model, FolderSource(parts, stored).read)
         mask = raw.get("mask_token_id")
         if mask is None and (usual := self.mask(raw)) is not None and usual < len(embedding(model)):
             mask = usual

@@ -10,9 +10,9 @@ DoRA's magnitudes are read whole (`needs_whole`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -34,24 +34,18 @@ META = torch.device("meta")
 ADAPTED = ".base_layer."
 
 
-class Source(Protocol):
-    """Where the values of a model's tensors are."""
-
-    def read(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors, by their names in the model; of a DTensor the part that this process holds.
-
-        UserError for files that are no longer what they were.
-        """
-        ...
+#: Fills tensors, by their names in the model; of a DTensor the part that this process holds. UserError for files that
+#: are no longer what they were.
+Read = Callable[[Mapping[str, Tensor]], None]
 
 
 class Unread(NamedTuple):
     """What a model keeps until it is filled.
 
-    names: of each parameter, by every name it has, the one in `source`; device: where it will be.
+    names: of each parameter, by every name it has, the one that `read` knows; device: where it will be.
     """
 
-    source: Source
+    read: Read
     names: dict[str, str]
     device: torch.device = torch.device("cpu")
 
@@ -79,13 +73,13 @@ def without_values() -> Iterator[None]:
         kind.register_parameter = register
 
 
-def leave(model: PreTrainedModel, source: Source) -> None:
-    """Read a model's buffers from `source`, and leave its parameters for `fill`."""
+def leave(model: PreTrainedModel, read: Read) -> None:
+    """Read a model's buffers, and leave its parameters for `fill`."""
     first: dict[nn.Parameter, str] = {}
     names = {name: first.setdefault(each, name) for name, each in model.named_parameters(remove_duplicate=False)}
-    vars(model)["unread"] = Unread(source, names)
+    vars(model)["unread"] = Unread(read, names)
     stored = model.state_dict().keys()
-    source.read({name: buffer for name, buffer in model.named_buffers() if name in stored})
+    read({name: buffer for name, buffer in model.named_buffers() if name in stored})
 
 
 def is_unread(model: nn.Module) -> bool:
@@ -122,7 +116,7 @@ def fill(model: nn.Module, device: torch.device | str | None = None, only: Seque
             wanted[unread.names[path.replace(ADAPTED, ".")]] = made[parameter]
         module._parameters[name] = made[parameter]
     if wanted:
-        unread.source.read(wanted)
+        unread.read(wanted)
     if not only:
         del vars(model)["unread"]
 

@@ -70,7 +70,7 @@ class Transformers(Family):
             return None
         _keep_wide(model, dtype)
         checked(model, parts, stored, self)
-        leave(model, FolderSource(parts, stored))
+        leave(model, FolderSource(parts, stored).read)
         return model.eval()
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]], raw: dict[str, Any], merged: bool) -> Iterator[Part]:
@@ -154,22 +154,20 @@ def _refusing(path: Path, raw: dict[str, Any]) -> Iterator[None]:
         raise UserError(f"model.name={path}: {why}") from error
 
 
-class _NoReport(logging.Filter):
-    """Drops what `_check_filled` and `_check_tied` say in a sentence; tables of failed conversions say more."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        return not ("LOAD REPORT" in said and "CONVERSION" not in said or "we will NOT tie them" in said)
+def _is_no_report(record: logging.LogRecord) -> bool:
+    """False of what `_check_filled` and `_check_tied` say in a sentence; tables of failed conversions say more."""
+    said = record.getMessage()
+    return not ("LOAD REPORT" in said and "CONVERSION" not in said or "we will NOT tie them" in said)
 
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    logger, quiet = logging.getLogger("transformers.modeling_utils"), _NoReport()
-    logger.addFilter(quiet)
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_no_report)
     try:
         yield
     finally:
-        logger.removeFilter(quiet)
+        logger.removeFilter(_is_no_report)
 
 
 def _check_type(folder: Path, raw: dict[str, Any]) -> None:
