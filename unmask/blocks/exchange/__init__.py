@@ -1,4 +1,4 @@
-"""Exchanges: how attention reaches the keys that other ranks of the block axis hold. One file each.
+"""Exchanges: how attention reaches the keys that other ranks of the block axis hold.
 
     gather    every shared key and value to every rank, while local tiles are computed
     ring      round the ranks one chunk at a time, the next on its way
@@ -12,13 +12,13 @@ All return the same numbers as one rank. Forward saves only local tensors; backw
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from unmask.blocks.exchange import gather, needed, query, ring, ulysses
+from unmask.blocks.exchange import query, ring, ulysses
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Traffic, Wire
 from unmask.config.rules import heads_fit
@@ -34,20 +34,18 @@ __all__ = [
     "build",
     "bytes_sent",
     "exchanges",
-    "gather",
-    "needed",
     "query",
     "resolve",
     "ring",
     "ulysses",
 ]
 
-#: Modules with build(division, wire, device) and bytes_sent(division, widths).
+#: Modules or objects with build(division, wire, device) and bytes_sent(division, widths).
 exchanges = Registry(
     "exchange",
     {
-        "gather": "unmask.blocks.exchange:gather",
-        "needed": "unmask.blocks.exchange:needed",
+        "gather": "unmask.blocks.exchange.direct:gather",
+        "needed": "unmask.blocks.exchange.direct:needed",
         "ring": "unmask.blocks.exchange:ring",
         "query": "unmask.blocks.exchange:query",
         "ulysses": "unmask.blocks.exchange:ulysses",
@@ -102,11 +100,7 @@ def bytes_sent(
     forward, backward = ulysses.bytes_sent(division, widths, size)
     if second:
         heads = ulysses.Heads(widths.heads, widths.kv_heads, size)
-        part = Widths(widths.heads // size, heads.key[0].stop, *_rest(widths))
+        part = replace(widths, heads=widths.heads // size, kv_heads=heads.key[0].stop)
         more = exchanges[second].bytes_sent(division.joined(size), part)
         forward, backward = forward + np.repeat(more[0], size), backward + np.repeat(more[1], size)
     return forward, backward
-
-
-def _rest(widths: Widths) -> tuple[int, int, int, int]:
-    return widths.head_dim, widths.activation, widths.gradient, widths.lse

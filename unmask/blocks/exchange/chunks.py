@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.attention.attend import lse_dtype
 from unmask.attention.plan import TileBatch, tile_batches
 from unmask.blocks.exchange.division import Division
 from unmask.rows.tiles import rectangles
@@ -35,12 +34,16 @@ def local_and_remote(
     """
     query = division.query[rank]
     seen = np.zeros(max(1, len(query)), bool)
+    own = tiles_over(division, query, division.held[rank], device, seen)
+    return own, [Chunk(source, len(key), tiles_over(division, query, key, device, seen)) for source, key in received]
 
-    def over(key: np.ndarray) -> list[TileBatch]:
-        return tile_batches(rectangles(division.rows, division.window, query, key), seen, device)
 
-    own = over(division.held[rank])
-    return own, [Chunk(source, len(key), over(key)) for source, key in received]
+def tiles_over(
+    division: Division, query: np.ndarray, key: np.ndarray, device: torch.device, seen: np.ndarray | None = None
+) -> list[TileBatch]:
+    """Tiles of the rows `query` over the rows `key`. seen: see `tile_batches`; None: no earlier tile touched any."""
+    seen = np.zeros(max(1, len(query)), bool) if seen is None else seen
+    return tile_batches(rectangles(division.rows, division.window, query, key), seen, device)
 
 
 def flat(x: Tensor) -> Tensor:
@@ -56,8 +59,3 @@ def heads_first(x: Tensor) -> Tensor:
 def buffer(like: Tensor, rows: int, dtype: torch.dtype | None = None) -> Tensor:
     """Room for `rows` rows of what `like` [1, heads, N, ...] holds, rows first: [rows, heads, ...]."""
     return like.new_empty((rows, like.shape[1], *like.shape[3:]), dtype=dtype)
-
-
-def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Gradients of keys and values travel, and add up, in fp32 (fp64 for fp64)."""
-    return lse_dtype(dtype)

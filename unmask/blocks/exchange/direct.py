@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.attention.attend import lse_dtype
 from unmask.attention.plan import TileBatch
 from unmask.attention.tiles import Gradients, Partial, narrowed
-from unmask.blocks.exchange.chunks import Pair, buffer, flat, gradient_dtype, heads_first, local_and_remote
+from unmask.blocks.exchange.chunks import Pair, buffer, flat, heads_first, local_and_remote
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Round, Wire
 
@@ -116,7 +117,7 @@ class Direct:
 
     def _give_back(self, source: int, theirs: Pair, sent: Sent, like: Tensor) -> tuple[Round, Pair]:
         """Return dk and dv to their owner, and receive what our reader of the same round found."""
-        wide = gradient_dtype(like.dtype)
+        wide = lse_dtype(like.dtype)
         ours = buffer(like, sent.rows, wide), buffer(like, sent.rows, wide)
         sends = [(source, flat(x)) for x in theirs]
         return self.wire.post("gradients", sends, [(sent.reader, x) for x in ours]), ours
@@ -145,9 +146,25 @@ def _halves(tiles: list[TileBatch]) -> tuple[list[TileBatch], list[TileBatch]]:
     return tiles[:middle], tiles[middle:]
 
 
-def bytes_sent(division: Division, widths: Widths, choose: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes every rank sends in one layer, forward and backward: two int64 [ranks]."""
-    ranks = range(division.ranks)
-    rows = np.array([[len(choose(division, b, a)) if a != b else 0 for b in ranks] for a in ranks])
-    keys = 2 * widths.key * widths.activation * rows.sum(1)
-    return keys, keys + 2 * widths.key * widths.gradient * rows.sum(0)
+@dataclass
+class DirectExchange:
+    """The exchange that sends the chosen rows straight to their readers."""
+
+    choose: Choice
+
+    def build(self, division: Division, wire: Wire, device: torch.device) -> Direct:
+        return Direct(division, wire, device, self.choose)
+
+    def bytes_sent(self, division: Division, widths: Widths) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes every rank sends in one layer, forward and backward: two int64 [ranks]."""
+        ranks = range(division.ranks)
+        rows = np.array([[len(self.choose(division, b, a)) if a != b else 0 for b in ranks] for a in ranks])
+        keys = 2 * widths.key * widths.activation * rows.sum(1)
+        return keys, keys + 2 * widths.key * widths.gradient * rows.sum(0)
+
+
+#: All shared rows, to every rank. Bytes summed over ranks, S shared rows: 2 S D_kv s (P-1) forward,
+#: 2 S D_kv (s + g) (P-1) backward.
+gather = DirectExchange(lambda division, reader, owner: np.arange(len(division.shared[owner])))
+#: What a rank reads: the gain is whatever windows, packed documents and short prefixes leave unread.
+needed = DirectExchange(Division.read)

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from unmask.attention.attend import lse_dtype
-from unmask.attention.plan import tile_batches
 from unmask.attention.tiles import Gradients, Partial, narrowed
-from unmask.blocks.exchange.chunks import Pair, buffer, flat, heads_first
+from unmask.blocks.exchange.chunks import Pair, buffer, flat, heads_first, tiles_over
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Wire
 from unmask.errors import UserError
-from unmask.rows.tiles import rectangles
 
 
 class Query:
@@ -28,19 +26,14 @@ class Query:
     def __init__(self, division: Division, wire: Wire, device: torch.device):
         self.wire = wire
         rank, ranks = wire.rank, wire.size
-
-        def over(query: np.ndarray, key: np.ndarray) -> list:
-            seen = np.zeros(max(1, len(query)), bool)
-            return tile_batches(rectangles(division.rows, division.window, query, key), seen, device)
-
-        self.local = over(division.query[rank], division.held[rank])
+        self.local = tiles_over(division, division.query[rank], division.held[rank], device)
         self.shared = len(division.shared[rank])
         #: (who gets our queries, whose we get, how many, their tiles over our keys) of every round.
         self.rounds = []
         for shift in range(1, ranks):
             to, source = (rank + shift) % ranks, (rank - shift) % ranks
             query = division.query[source]
-            self.rounds.append((to, source, len(query), over(query, division.shared[rank])))
+            self.rounds.append((to, source, len(query), tiles_over(division, query, division.shared[rank], device)))
         self.queries = len(division.query[rank])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Pair:

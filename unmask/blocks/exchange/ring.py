@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unmask.attention.attend import lse_dtype
 from unmask.attention.tiles import Gradients, Partial, narrowed
-from unmask.blocks.exchange.chunks import Pair, buffer, flat, gradient_dtype, heads_first, local_and_remote
+from unmask.blocks.exchange.chunks import Pair, buffer, flat, heads_first, local_and_remote
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.wire import Round, Wire
 
@@ -81,7 +82,7 @@ class Ring:
     def _send_sums(self, theirs: Pair, hop: int, like: Tensor) -> tuple[Round, Pair]:
         """Send a chunk's dk and dv after it, and receive those of the next chunk, or at last our own."""
         rows = self.chunks[hop].rows if hop < len(self.chunks) else self.shared
-        wide = gradient_dtype(like.dtype)
+        wide = lse_dtype(like.dtype)
         ours = buffer(like, rows, wide), buffer(like, rows, wide)
         sends = [(self.next, x) for x in theirs]
         return self.wire.post("gradients", sends, [(self.previous, x) for x in ours]), ours

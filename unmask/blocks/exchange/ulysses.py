@@ -16,22 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unmask.attention.plan import tile_batches
+from unmask.attention.attend import lse_dtype
 from unmask.attention.tiles import Gradients, Partial, narrowed
-from unmask.blocks.exchange.chunks import Pair, flat, gradient_dtype, heads_first
+from unmask.blocks.exchange.chunks import Pair, flat, heads_first, tiles_over
 from unmask.blocks.exchange.division import Division, Widths
 from unmask.blocks.exchange.query import stand_in
 from unmask.blocks.exchange.wire import Wire
-from unmask.rows.tiles import rectangles
 
 
 class AllRows:
     """The inner attention of one level: all rows are here, nothing is exchanged."""
 
     def __init__(self, division: Division, device: torch.device):
-        query = division.query[0]
-        batches = rectangles(division.rows, division.window, query, division.held[0])
-        self.tiles = tile_batches(batches, np.zeros(max(1, len(query)), bool), device)
+        self.tiles = tiles_over(division, division.query[0], division.held[0], device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Pair:
         partial = Partial(q, scale)
@@ -77,7 +74,7 @@ class Ulysses:
         """dq, dk and dv of the local rows. saved: q, k, v, out, lse."""
         q, k, v, out, lse = saved
         heads = Heads(q.shape[1], k.shape[1], self.wire.size)
-        wide = gradient_dtype(q.dtype)
+        wide = lse_dtype(q.dtype)
         delta = (grad.to(wide) * out.to(wide)).sum(-1)
         k_heads, v_heads = self._to_heads((k, v), heads.key, self.rows, "keys and values")
         queries = self._to_heads((q, grad, lse, delta), heads.query, self.queries, "queries")
