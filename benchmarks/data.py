@@ -30,13 +30,19 @@ PROCESSES, REPEATS, BATCH = 2, 3, 1024
 PACK = 4096
 
 
+def library_texts() -> list[str]:
+    """The training files of the standard library."""
+    from unmask.demo.corpus import stdlib_files
+
+    return [path.read_text(encoding="utf-8", errors="replace") for path in stdlib_files()[0]]
+
+
 @cache
 def tokenizer() -> Any:
     from unmask.data import train_tokenizer
-    from unmask.demo.corpus import stdlib_corpus
 
     with TemporaryDirectory() as folder:
-        return train_tokenizer(stdlib_corpus()[0], 8192, folder)
+        return train_tokenizer(library_texts(), 8192, folder)
 
 
 def packs(lengths: Any) -> Any:
@@ -53,7 +59,6 @@ def fill(rounds: int) -> Iterator[Figure]:
     import numpy as np
 
     from unmask.data import dataset_from
-    from unmask.demo.corpus import stdlib_corpus
 
     drawn = np.random.default_rng(0).lognormal(np.log(600), 1.0, 20_000).astype(int) + 1
     start = time.perf_counter()
@@ -61,7 +66,7 @@ def fill(rounds: int) -> Iterator[Figure]:
     seconds = time.perf_counter() - start
     yield Figure(f"fill at {PACK}: lognormal lengths, median 600", mixed.fill, 0.98, ">=")
     yield Figure("seconds to pack 20,000 documents", seconds, 0.1, "<=")
-    library = packs(dataset_from(stdlib_corpus()[0], tokenizer()).lengths)
+    library = packs(dataset_from(library_texts(), tokenizer()).lengths)
     yield Figure(f"fill at {PACK}: the standard library", library.fill, 0.98, ">=")
     many = np.random.default_rng(0).lognormal(np.log(600), 1.0, 1_000_000).astype(int) + 1
     start = time.perf_counter()
@@ -107,13 +112,12 @@ def raw(pipe: Any, saved: str, path: str, part: int) -> None:
 
 def tokenising(rounds: int) -> list[Figure]:
     from unmask.data import prepare
-    from unmask.demo.corpus import stdlib_corpus
 
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
         # Documents of a page or so, as texts of the web are.
-        parts = [text[at : at + 4000] for text in stdlib_corpus()[0] for at in range(0, len(text), 4000)]
+        parts = [text[at : at + 4000] for text in library_texts() for at in range(0, len(text), 4000)]
         with path.open("w", encoding="utf-8") as file:
             for _ in range(REPEATS):
                 file.writelines(json.dumps({"text": part}) + "\n" for part in parts if part.strip())

@@ -6,7 +6,7 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
-from unmask.demo.corpus import stdlib_corpus, stdlib_files
+from unmask.demo.corpus import stdlib_files
 
 
 def test_the_split_is_disjoint_and_follows_the_names() -> None:
@@ -26,10 +26,3 @@ def test_what_is_left_out() -> None:
     root = Path(sysconfig.get_path("stdlib"))
     names = {part for paths in stdlib_files() for path in paths for part in path.relative_to(root).parts}
     assert not names & {"test", "tests", "site-packages", "dist-packages", "encodings", "__pycache__"}
-
-
-def test_texts_are_the_files() -> None:
-    texts, files = stdlib_corpus(0.2), stdlib_files(0.2)
-    assert texts[0][3] == files[0][3].read_text(encoding="utf-8")
-    assert [len(part) for part in texts] == [len(part) for part in files]
-    assert all(text for part in texts for text in part)

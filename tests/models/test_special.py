@@ -14,7 +14,7 @@ from unmask.export import export
 from unmask.models import load
 from unmask.models.special import KINDS
 from unmask.runs.open import open_model
-from unmask.sampling.chat import Conversation, end_answers
+from unmask.sampling.chat import Conversation
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
 
@@ -73,7 +73,7 @@ def test_a_run_its_export_and_a_chat_end_where_the_tokeniser_does(tokenizer, tmp
         opened = open_model(folder)
         session = Session(opened.model, opened.tokenizer, Options(), opened.objective.decoding)
         assert session.ends == {0}
-        end_answers(session, Conversation(opened.tokenizer))
+        session.end_with(Conversation(opened.tokenizer).end_tokens())
         assert session.ends == {0}, "2 is an ordinary token here"
 
 

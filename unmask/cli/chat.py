@@ -17,7 +17,7 @@ from unmask.models.positions import limit_of
 from unmask.registry import nearest
 from unmask.sampling import opening
 from unmask.sampling.api import pieces, result
-from unmask.sampling.chat import Conversation, end_answers
+from unmask.sampling.chat import Conversation
 from unmask.sampling.display import live
 from unmask.sampling.session import Session
 from unmask.terminal import say
@@ -53,7 +53,7 @@ def talk(
     if not session.tokenizer.chat_template:
         raise UserError(f"{checkpoint}: its tokeniser has no chat template; give one with --chat-template FILE")
     conversation = Conversation(session.tokenizer, system)
-    end_answers(session, conversation)
+    session.end_with(conversation.end_tokens())
     typing = sys.stdin.isatty()
     if typing:
         say(f"{', '.join(COMMANDS)}; Ctrl-C ends an answer", file=sys.stderr)

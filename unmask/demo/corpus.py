@@ -32,14 +32,3 @@ def stdlib_files(held_out: float = 0.05) -> tuple[list[Path], list[Path]]:
     if not parts[0]:
         raise UserError(f"{root}: this Python has no source files of its standard library; name a text folder instead")
     return parts
-
-
-def stdlib_corpus(held_out: float = 0.05) -> tuple[list[str], list[str]]:
-    """The (training, held-out) texts of `stdlib_files`."""
-    train, rest = stdlib_files(held_out)
-    return [_text(path) for path in train], [_text(path) for path in rest]
-
-
-def _text(path: Path) -> str:
-    # Only files of the excluded kinds are not UTF-8 in CPython; a distributor's own must not stop a demo.
-    return path.read_text(encoding="utf-8", errors="replace")

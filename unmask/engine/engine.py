@@ -22,10 +22,10 @@ from unmask.config.rules import Known
 from unmask.engine import activations, state
 from unmask.engine.ema import Ema
 from unmask.engine.generation import Generating
-from unmask.engine.gradients import Gradients, Losses
+from unmask.engine.gradients import Gradients, Losses, square
 from unmask.engine.guards import FiniteGuard
 from unmask.engine.mask_noise import MaskNoise
-from unmask.engine.observe import LevelLosses, NoiseScale, Observer, square
+from unmask.engine.observe import LevelLosses, NoiseScale, Observer
 from unmask.engine.offload import Offload, Streams
 from unmask.engine.optim import optimizers
 from unmask.engine.optim.masters import masters
@@ -277,7 +277,9 @@ class Engine:
         if not wanted:
             return None
         return NoiseScale(
-            lambda: square(self.gradients.of()), lambda: replicas.own_square(self.module), self.scaler.get_scale
+            lambda: square(self.gradients.of(), self.mesh.device),
+            lambda: replicas.own_square(self.module),
+            self.scaler.get_scale,
         )
 
 

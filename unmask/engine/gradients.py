@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from unmask.engine.ema import local
 from unmask.parallel import replicas, shard
 from unmask.parallel.pipeline import Pipeline
 from unmask.rows import Rows, flops, inert
@@ -123,9 +124,8 @@ class Gradients:
             replicas.sum_gradients(self.row_model.model.parameters(), mesh.stage, mesh.traffic)
         tied = module.tied_gradient()
         if tied is not None:
-            local = tied.to_local() if isinstance(tied, DTensor) else tied
-            dist.all_reduce(local, group=mesh.ends)
-            mesh.traffic.add("parameter gradients", local.nbytes)
+            dist.all_reduce(local(tied), group=mesh.ends)
+            mesh.traffic.add("parameter gradients", local(tied).nbytes)
         yield from zip(micro, batches, terms, strict=False)
 
     def _named(self, sums: dict[str, Any]) -> dict[str, Any]:
@@ -155,10 +155,10 @@ class Gradients:
     def clip(self, limit: float | None) -> float:
         """The norm of the whole gradient, which is scaled down to `limit` where that is smaller."""
         twice = self.module.duplicates() if isinstance(self.module, Pipeline) else set()
-        square = _square(self.of(twice), self.mesh.device)
+        total = square(self.of(twice), self.mesh.device)
         if self.mesh.sizes["pipeline"] > 1:  # of every stage's
-            dist.all_reduce(square, group=self.mesh.pipeline)
-        norm = square.sqrt()
+            dist.all_reduce(total, group=self.mesh.pipeline)
+        norm = total.sqrt()
         if limit:
             meshes: dict[Any, list[torch.nn.Parameter]] = {}
             for parameter in self.row_model.model.parameters():
@@ -168,7 +168,7 @@ class Gradients:
         return float(norm)
 
 
-def _square(gradients: list[Tensor], device: torch.device) -> Tensor:
+def square(gradients: list[Tensor], device: torch.device) -> Tensor:
     """The square norm of gradients, fp64; of those that are divided, with the parts of other ranks."""
     parts: dict[tuple[Any, ...], list[Tensor]] = {}
     for each in gradients:
@@ -179,8 +179,8 @@ def _square(gradients: list[Tensor], device: torch.device) -> Tensor:
             parts.setdefault((None,), []).append(each)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for (mesh, *axes), alike in parts.items():
-        square = torch.nn.utils.get_total_norm(alike).double().square().to(device)
+        part = torch.nn.utils.get_total_norm(alike).double().square().to(device)
         for dim in axes:
-            dist.all_reduce(square, group=mesh.get_group(dim))
-        total += square
+            dist.all_reduce(part, group=mesh.get_group(dim))
+        total += part
     return total

@@ -128,11 +128,6 @@ class LevelLosses:
             self.nll, self.labelled = np.array(state["nll"]), np.array(state["labelled"])
 
 
-def square(gradients: list[Tensor]) -> Tensor:
-    """The square norm of a gradient, fp64 and still on its device."""
-    return torch.nn.utils.get_total_norm(gradients).double().square()
-
-
 class NoiseScale:
     """Running means of S and |G|^2; `value` is their ratio.
 

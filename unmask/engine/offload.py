@@ -135,11 +135,15 @@ class Offload:
         return contexts
 
 
-class _Keeping(TorchDispatchMode):
+class _Watching(TorchDispatchMode):
+    """results: of `operation`, in the order of the forward pass."""
+
     def __init__(self, offload: Offload, operation: Any, results: list[Any]):
         super().__init__()
         self.offload, self.operation, self.results = offload, operation, results
 
+
+class _Keeping(_Watching):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func is self.operation:
@@ -147,11 +151,7 @@ class _Keeping(TorchDispatchMode):
         return made
 
 
-class _Giving(TorchDispatchMode):
-    def __init__(self, offload: Offload, operation: Any, results: list[Any]):
-        super().__init__()
-        self.offload, self.operation, self.results = offload, operation, results
-
+class _Giving(_Watching):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is self.operation:
             return tree_map_only(Kept, self.offload.take, self.results.pop(0))

@@ -76,8 +76,7 @@ class Level:
     blocks: int
 
     def asdict(self) -> dict[str, float | None]:
-        plain = {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
-        return plain
+        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
 
 class Measured(NamedTuple):

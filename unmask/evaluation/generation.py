@@ -18,7 +18,7 @@ from unmask.errors import UserError
 from unmask.files import json_line, read_lines
 from unmask.sampling import opening
 from unmask.sampling.api import Sample, result
-from unmask.sampling.chat import Conversation, encoded, end_answers
+from unmask.sampling.chat import Conversation, encoded
 from unmask.sampling.options import Options
 from unmask.sampling.session import Session
 
@@ -66,7 +66,7 @@ def generate(
     if any(not isinstance(one.prompt, str) for one in questions):
         if not opened.tokenizer.chat_template:
             raise UserError(f"{checkpoint}: its tokeniser has no chat template for messages; write prompts as text")
-        end_answers(session, Conversation(opened.tokenizer))
+        session.end_with(Conversation(opened.tokenizer).end_tokens())
     rendered: list[Any] = [_rendered(one, opened.tokenizer) for one in questions]
     works = session.works(rendered, [None] * len(rendered), [one.where for one in questions])
     found: list[tuple[Question, Sample, bool]] = []

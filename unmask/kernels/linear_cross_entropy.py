@@ -119,7 +119,7 @@ class _WeightedSum(torch.autograd.Function):
         softmax: Softmax,
         grad: bool,
     ):
-        loss_weight = loss_weight.to(_wide(hidden))
+        loss_weight = loss_weight.to(torch.promote_types(hidden.dtype, torch.float32))
         wanted = [grad and needed for needed in ctx.needs_input_grad[:3]]
         nll, *gradients = _sweep(softmax, (hidden, weight, bias), label, loss_weight, wanted)
         ctx.save_for_backward(*gradients)
@@ -171,7 +171,7 @@ def _sweep(
     loss_weight may be None where no gradient is wanted.
     """
     hidden, weight, bias = inputs
-    wide, matrix = _wide(hidden), weight.to(hidden.dtype)
+    wide, matrix = torch.promote_types(hidden.dtype, torch.float32), weight.to(hidden.dtype)
     if not any(wanted):
         loss_weight = None
     nll = torch.empty(len(hidden), dtype=wide, device=hidden.device)
@@ -211,10 +211,6 @@ def _softmax_gradient(
     if slope is not None:
         logits.mul_(slope)
     return (total.log_() + top - chosen)[:, 0]
-
-
-def _wide(hidden: Tensor) -> torch.dtype:
-    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
 
 def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:

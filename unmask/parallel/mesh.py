@@ -106,13 +106,7 @@ class Mesh:
 
     def together(self, action: Callable[[], T]) -> T:
         """What `action` returns here. A UserError of one process is raised by all of them, with its rank."""
-        value, error = None, None
-        try:
-            value = action()
-        except UserError as caught:
-            if self.size == 1:
-                raise
-            error = str(caught)
+        value, error = self._tried(action)
         errors = self.gathered(error)
         failed = [rank for rank, text in enumerate(errors) if text is not None]
         if failed:
@@ -122,17 +116,18 @@ class Mesh:
 
     def by_first(self, action: Callable[[], Any]) -> None:
         """Let the first process act while the others wait; its UserError is raised by all of them."""
-        error = None
+        error = self.gathered(self._tried(action)[1] if self.first else None)[0]
+        if error is not None:
+            raise UserError(error, told=not self.first)
+
+    def _tried(self, action: Callable[[], T]) -> tuple[T | None, str | None]:
+        """What `action` returns, or the sentence of its UserError for the other processes, if there are any."""
         try:
-            if self.first:
-                action()
+            return action(), None
         except UserError as caught:
             if self.size == 1:
                 raise
-            error = str(caught)
-        error = self.gathered(error)[0]
-        if error is not None:
-            raise UserError(error, told=not self.first)
+            return None, str(caught)
 
     def by_writers(self, action: Callable[[], Any]) -> None:
         """Done by the first process, where it holds the whole model, else by all."""

@@ -55,10 +55,10 @@ SCHEDULES: dict[str, Any] = {
 class Absent(nn.Module):
     """In place of a module that another stage holds; hidden states pass through it."""
 
-    def __init__(self, stands_for: nn.Module | None = None):
+    def __init__(self, stands_for: nn.Module):
         super().__init__()
         self.weight = self.bias = None
-        for name, value in vars(stands_for).items() if stands_for is not None else ():
+        for name, value in vars(stands_for).items():
             if isinstance(value, int | str) and not name.startswith("_"):  # attention_type, layer_idx, num_embeddings
                 setattr(self, name, value)
 
@@ -320,24 +320,23 @@ class Pipeline(nn.Module):
 
     def _nll(self, batch: RowBatch, objective: Objective) -> Tensor:
         """The nll of every labelled row of the pack, on all of its pipeline's ranks."""
-        wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
-        return self._through(batch, lambda last, hidden: last(batch, objective, per_row=True, embedded=hidden).to(wide))
+        return self._through(batch, lambda last, hidden: last(batch, objective, per_row=True, embedded=hidden))
 
     def _logits(self, query: Query) -> Tensor:
         """Logits [n, vocabulary] of the rows that a sampler wants, on all of its pipeline's ranks."""
-        wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
-        return self._through(query, lambda last, hidden: last.logits(query, hidden).to(wide))
+        return self._through(query, lambda last, hidden: last.logits(query, hidden))
 
     def _through(self, batch: RowBatch | Query, last: Callable[[RowModel, Tensor | None], Tensor]) -> Tensor:
-        """One pack through all stages, forward only: what `last` makes of the last one, sent to every rank."""
+        """One pack through all stages, forward only: what `last` makes of it, in fp32 at least, on every rank."""
         hidden, found = None, torch.empty(0)
+        wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
         for number, stage in zip(self.numbers, cast(Any, self.stages), strict=True):
             if number and self.layout.rank_of(number - 1) != self.rank:
                 hidden = torch.empty((1, self.own(batch.rows), self.width), dtype=self.wire, device=self.mesh.device)
                 dist.recv(hidden, group=self.group, group_src=self.layout.rank_of(number - 1))
             with stage.arithmetic():
                 if stage.last:
-                    found = last(stage.row_model, hidden)
+                    found = last(stage.row_model, hidden).to(wide)
                     break
                 hidden = stage.row_model.decoded(batch, hidden).to(self.wire).contiguous()
             if self.layout.rank_of(number + 1) != self.rank:
@@ -347,7 +346,6 @@ class Pipeline(nn.Module):
         dist.broadcast(shape, group=self.group, group_src=source)
         dimensions, *sizes = shape.tolist()
         if not self.last:
-            wide = torch.promote_types(self.row_model.model.dtype, torch.float32)
             found = torch.empty(sizes[:dimensions], dtype=wide, device=self.mesh.device)
         found = found.contiguous()
         dist.broadcast(found, group=self.group, group_src=source)

@@ -11,7 +11,6 @@ from typing import Any
 from unmask.data.chat import rendered
 from unmask.data.encoding import Encoder
 from unmask.data.ends import special_tokens
-from unmask.sampling.session import Session
 
 #: Stands for an answer where the template is asked what it puts after one.
 ANSWER = "unmask-answer"
@@ -60,8 +59,3 @@ class Conversation:
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
     return Encoder(tokenizer, eos=False).encode([text])[0].tolist() if text else []
-
-
-def end_answers(session: Session, conversation: Conversation) -> None:
-    """Let what ends an answer end it: see the module's docstring."""
-    session.end_with(conversation.end_tokens())

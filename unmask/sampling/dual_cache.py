@@ -13,7 +13,7 @@ import torch
 
 from unmask.objectives import Decoding
 from unmask.sampling.canvas import Canvas
-from unmask.sampling.drivers import Steps, denoise
+from unmask.sampling.drivers import NONE, Steps, denoise
 from unmask.sampling.network import Noisy
 from unmask.sampling.options import Options
 
@@ -37,6 +37,3 @@ def _sampler(canvas: Canvas, decoding: Decoding, options: Options, suffix: bool)
         passes = (Noisy(0, whole, NONE, keep=True), again)
         yield from denoise(canvas, passes, (first, stop), decoding, options, noise)
         canvas.done = stop
-
-
-NONE = torch.empty(0, dtype=torch.int64)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from unmask.terminal import shown
-from unmask.tracking import Record, Start, Tracker
+from unmask.tracking import Record, Start
 
 #: Seconds that an ETA does not go beyond: a thousand years.
 FOREVER = 3.2e10
@@ -65,14 +64,6 @@ class ConsoleTracker:
     def _eta(self, record: Record) -> timedelta:
         rate = (time.monotonic() - self._began) / max(1, record["step"] - self._first)
         return timedelta(seconds=round(min(rate * (record["steps"] - record["step"]), FOREVER)))
-
-
-def tell(trackers: Sequence[Tracker], lines: Sequence[str]) -> None:
-    """Sentences for the console alone."""
-    for tracker in trackers:
-        if isinstance(tracker, ConsoleTracker):
-            for line in lines:
-                tracker.message(line)
 
 
 def status(record: Record) -> str:

@@ -10,7 +10,8 @@ from unmask import tracking
 from unmask.config import LogConfig
 from unmask.parallel.mesh import Mesh
 from unmask.processes import launched
-from unmask.tracking import Record, Start, Tracker, console
+from unmask.tracking import Record, Start, Tracker
+from unmask.tracking.console import ConsoleTracker
 
 
 class Journal:
@@ -49,4 +50,6 @@ class Journal:
 
     def header(self, lines: Sequence[str]) -> None:
         """Sentences for the console alone."""
-        console.tell(self._trackers, lines)
+        for tracker in self._trackers:
+            for line in lines if isinstance(tracker, ConsoleTracker) else ():
+                tracker.message(line)

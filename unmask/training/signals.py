@@ -40,28 +40,21 @@ class Interrupt:
         self.signal = number
 
 
-class Ending:
+class Ending(Interrupt):
     """Why a run ends before its last step: a signal, or somebody's `stop`. `with ending:` signals are caught.
 
     number: of the signal. Processes agree, after the same step of all.
     """
 
     def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
         self.mesh = mesh
         self.stop = False
         self.number: int | None = None
-        self._interrupt = Interrupt()
-
-    def __enter__(self) -> Ending:
-        self._interrupt.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._interrupt.__exit__(*raised)
 
     def agree(self, failed: bool) -> bool:
         """Take up what the other processes have heard; returns whether one of them has `failed`."""
-        mine = [float(self.stop), float(self._interrupt.signal or 0), float(failed)]
+        mine = [float(self.stop), float(self.signal or 0), float(failed)]
         stop, number, failure = self.mesh.largest(mine)
         self.stop, self.number = bool(stop), int(number) or None
         return bool(failure)
@@ -70,5 +63,5 @@ class Ending:
     def near(self) -> bool:
         """Whether the run ends now; of one process at once."""
         if self.mesh.size == 1:
-            self.number = self._interrupt.signal
+            self.number = self.signal
         return self.stop or self.number is not None

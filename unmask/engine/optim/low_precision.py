@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unmask.config import Config, OptimizerConfig
+from unmask.engine.ema import local
 from unmask.errors import UserError
 from unmask.parallel.tensor import divided_dims
 
@@ -107,13 +108,13 @@ class LowPrecisionAdamW(Optimizer):
         time = state["step"].double()
         corrections = [1 - beta**time for beta in group["betas"]]
         tensors = {"weight": parameter, "gradient": parameter.grad, **state}
-        local = {key: _local(each) for key, each in tensors.items() if each is not None and key != "step"}
-        weight = local["weight"]
+        held = {key: local(each) for key, each in tensors.items() if each is not None and key != "step"}
+        weight = held["weight"]
         if not weight.ndim:
-            return self._update_rows(local, group, corrections)
+            return self._update_rows(held, group, corrections)
         rows = max(1, CHUNK // max(1, weight[:1].numel()))
         for start in range(0, len(weight), rows):
-            part = {key: each[start : start + rows] for key, each in local.items()}
+            part = {key: each[start : start + rows] for key, each in held.items()}
             self._update_rows(part, group, corrections)
 
     def _update_rows(self, of: dict[str, Tensor], group: dict[str, Any], corrections: list[Tensor]) -> None:
@@ -186,9 +187,9 @@ def table(bits: int, signed: bool) -> Tensor:
 
 def _zeros(parameter: Tensor, fewer: int, dtype: torch.dtype) -> Tensor:
     """[..., row / fewer], divided as the parameter is."""
-    local = _local(parameter)
-    shape = [*local.shape[:-1], local.shape[-1] // fewer] if local.ndim else []
-    made = torch.zeros(shape, dtype=dtype, device=local.device)
+    held = local(parameter)
+    shape = [*held.shape[:-1], held.shape[-1] // fewer] if held.ndim else []
+    made = torch.zeros(shape, dtype=dtype, device=held.device)
     if not isinstance(parameter, DTensor):
         return made
     whole = torch.Size([*parameter.shape[:-1], parameter.shape[-1] // fewer])
@@ -197,7 +198,3 @@ def _zeros(parameter: Tensor, fewer: int, dtype: torch.dtype) -> Tensor:
         made, parameter.device_mesh, parameter.placements, run_check=False, shape=whole, stride=strides
     )
     return divided.to(parameter.device)  # from_local moves what FSDP2 keeps in the CPU's memory to the mesh's device
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
