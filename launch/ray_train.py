@@ -19,11 +19,12 @@ from ray.train.torch import TorchTrainer
 def train(settings: dict[str, Any]) -> None:
     """What every worker does; Ray has initialised torch.distributed, which `Trainer` takes as it is."""
     from unmask import Config, Trainer
+    from unmask.cli.say import summary
 
     os.chdir(settings["folder"])
-    summary = Trainer(config=Config.load(settings["config"], settings["overrides"])).train()
+    ended = Trainer(config=Config.load(settings["config"], settings["overrides"])).train()
     if os.environ["RANK"] == "0":
-        print(summary.sentence("launch/ray_train.py again"))
+        print(summary(ended.facts(), "launch/ray_train.py again"))
 
 
 def main() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engine.md"
@@ -172,3 +174,33 @@ def canvases(*overrides: str) -> list[int]:
 @pytest.mark.parametrize("axis", ["shard_size", "model_parallel_size"])
 def test_canvases_are_conditioned_where_the_embedding_is_divided(axis: str, workers: Any) -> None:
     assert workers(2).run(canvases, f"parallel.{axis}=2") == [canvases()] * 2
+
+
+def test_what_is_no_rows_no_rate_and_no_column_is_one_sentence() -> None:
+    import torch
+
+    from unmask import Config, Engine, UserError
+    from unmask.models import load
+    from unmask.objectives import build
+    from unmask.parallel.mesh import Mesh
+
+    names = script()
+    config = Config.parse(names["SETTINGS"])
+    loaded = load(config.model)
+    objective = build("mdlm").bind(loaded.model, None, loaded.mask_token_id)
+    engine = Engine(loaded, Mesh(torch.device("cpu")), config)
+    [rows] = names["rows_of"](objective, [names["counting"](number) for number in range(2)], (0, 1))
+    for wrong in (rows, objective, [names["counting"](1)]):
+        with pytest.raises(UserError, match="rows is a list of Rows"):
+            engine.forward_backward(objective, wrong)
+    for column in (np.zeros(3), [0.0] * len(rows), np.zeros((len(rows), 2, 2)), np.array(["a"] * len(rows))):
+        with pytest.raises(UserError, match="the column 'advantage' is no array of numbers"):
+            engine.forward_backward(objective, [replace(rows, columns={"advantage": column})])
+    for label in (-1, 18):
+        with pytest.raises(UserError, match="labels are from 0 to 17"):
+            engine.forward_backward(objective, [replace(rows, label=np.full(len(rows), label))])
+    engine.forward_backward(objective, iter([rows]))
+    for rate in (float("nan"), "x", None, [1e-3] * 7, -1.0):
+        with pytest.raises(UserError, match="lr is a number, or 3"):
+            engine.update(rate)
+    assert engine.update(1e-3).made

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from unmask.engine.optim import optimizers
 from unmask.engine.optim.masters import masters
 from unmask.engine.precision import Precision
 from unmask.engine.scaling import SharedScaler
+from unmask.errors import UserError
 from unmask.models import RowModel, routing
 from unmask.models.decoder import decoder_layers, spec_of
 from unmask.models.families.materialise import fill, stand_ins
@@ -108,11 +110,12 @@ class Engine:
         """
         if self._loss is not None:
             raise RuntimeError("forward_backward: the gradients of the step before have had no update")
+        micro = _listed(rows)
         if self._mask_noise is not None:
             self._mask_noise.at(self.step)
         self.module.train()
         try:
-            losses = self.gradients.accumulate(objective, list(rows))
+            losses = self.gradients.accumulate(objective, micro)
         except BaseException:  # those of some micro-batches, to which the next call would add
             self.optimizer.zero_grad(set_to_none=True)
             raise
@@ -128,7 +131,10 @@ class Engine:
             raise RuntimeError("update: there are no gradients; call forward_backward first")
         if not isinstance(lr, Sequence):
             peak = self.config.optimizer.learning_rate
-            lr = [lr if rate == peak else rate * (lr / peak) for rate in self.rates]
+            known = isinstance(lr, int | float)
+            lr = [lr if rate == peak else rate * (lr / peak) for rate in self.rates] if known else [lr]
+        if len(lr) != len(self.rates) or not all(isinstance(rate, int | float) and 0 <= rate < inf for rate in lr):
+            raise UserError(f"Engine.update: lr is a number, or {len(self.rates)} (one a parameter group), not {lr!r}")
         for group, rate in zip(self.optimizer.param_groups, lr, strict=True):
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
@@ -148,14 +154,15 @@ class Engine:
 
     @torch.no_grad()
     def nll(self, rows: Sequence[Rows], objective: Objective | None = None) -> list[Tensor]:
-        """-log p of the label of every labelled row, [n] for each Rows, or what the objective scores in its place.
+        """-log p of the label of every labelled row, [n] for each Rows, over the whole vocabulary; with an objective
+        what it scores (`Objective.scores`), which may exclude a token.
 
         Where ranks share the model all of them give equally many Rows (`inert` ones if need be); where they share a
         pack, the same ones, and each has the result of the whole pack.
         """
         objective = objective or rebuild("ar", {})
         with self.evaluating() as module:
-            return [module(module.collate(each), objective, per_row=True) for each in rows]
+            return [module(module.collate(each), objective, per_row=True) for each in _listed(rows)]
 
     @contextmanager
     def evaluating(self) -> Iterator[Any]:
@@ -281,6 +288,16 @@ class Engine:
             lambda: replicas.own_square(self.module),
             self.scaler.get_scale,
         )
+
+
+def _listed(rows: Iterable[Rows]) -> list[Rows]:
+    """The micro-batches; UserError for what are none."""
+    if isinstance(rows, Rows) or not isinstance(rows, Iterable):
+        raise UserError(f"Engine: rows is a list of Rows, not a {type(rows).__name__} alone")
+    micro = list(rows)
+    if not all(isinstance(each, Rows) for each in micro):
+        raise UserError(f"Engine: rows is a list of Rows (objective.rows makes one), not of {type(micro[0]).__name__}")
+    return micro
 
 
 def row_model_of(loaded: LoadedModel, config: Config) -> RowModel:

@@ -138,6 +138,7 @@ class RowModel(nn.Module):
                 f"a document holds token id {largest}, and the model has {vocabulary} embeddings: "
                 f"another tokeniser's data, or a damaged file"
             )
+        self._check(rows)
         self.family.check_text(self.model, rows.token[: rows.clean])
         if len(rows) == 0:  # nothing to learn from; the model cannot run on nothing
             rows = inert(rows.count)
@@ -172,6 +173,18 @@ class RowModel(nn.Module):
             whole=whole,
             held=held,
         )
+
+    def _check(self, rows: Rows) -> None:
+        """UserError for rows that a program of one's own has made, and that nothing can be computed from."""
+        label = rows.label[rows.labelled]
+        if rows.token.min(initial=0) < 0 or label.min(initial=0) < 0 or label.max(initial=0) >= self.decoder.vocabulary:
+            raise UserError(
+                f"rows: token ids and labels are from 0 to {self.decoder.vocabulary - 1}, or IGNORE for no label"
+            )
+        for name, column in rows.columns.items():
+            numbers = isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and column.ndim in (1, 2)
+            if not numbers or len(column) != len(rows):
+                raise UserError(f"rows: the column {name!r} is no array of numbers [{len(rows)}] or [{len(rows)}, k]")
 
     def decoded(self, batch: RowBatch | Query, embedded: Tensor | None = None, twice: bool = False) -> Tensor:
         """Final hidden states, [1, N, width], or of the labelled rows only where the plan says so.
