@@ -15,6 +15,7 @@ from unmask.config import ModelConfig
 from unmask.errors import UserError
 from unmask.models import load
 from unmask.models.families.materialise import fill, is_unread
+from unmask.models.families.stored import Stored
 from unmask.training.setup import prepare
 
 
@@ -147,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     _, late = both(write(tmp_path, PUBLISHED["SDAR"](), 3))
     for file in tmp_path.glob("*-0000[23]-*.safetensors"):
         file.unlink()
-    monkeypatch.setattr(late.unread.source.stored, "check_unchanged", lambda: None)
+    monkeypatch.setattr(Stored, "check_unchanged", lambda self: None)
     with pytest.raises(UserError, match="cannot be read any more: No such file") as caught:
         fill(late)
     assert "\n" not in str(caught.value)
