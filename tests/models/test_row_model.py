@@ -222,7 +222,7 @@ def test_a_loss_over_columns_is_its_formula(skip: bool) -> None:
 
 def test_a_column_that_rows_lack_is_named_and_a_batch_of_none_needs_none() -> None:
     (objective, rows), root = clipped_rows(), RowModel(tiny("qwen3"))
-    with pytest.raises(ValueError, match="Clipped reads the column 'advantage', which its rows do not have"):
+    with pytest.raises(UserError, match="Clipped reads the column 'advantage', which its rows do not have"):
         root(root.collate(replace(rows, columns={})), objective)
     batch = root.collate(inert(0.0))
     terms = root(batch, objective)

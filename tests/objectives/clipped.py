@@ -27,6 +27,7 @@ class Clipped(BlockDiffusion):
     def loss(self, hidden, head, rows):
         value, log_prob = self._terms(hidden, head, rows)
         metrics = {"nll_sum": -log_prob.detach().sum(), "labelled": value.new_tensor(float(len(value)))}
+        metrics["surprise"] = log_prob.detach().square().sum()
         return LossTerms((rows.weight * value).sum(), rows.count, metrics, -log_prob.detach())
 
     def scores(self, hidden, head, rows):

@@ -49,4 +49,5 @@ def test_a_loss_over_columns_or_logits_is_one_process_s(case, workers, alone, tm
     one = alone(case)
     assert bool(one["bound"]) == (case.options == EVALUATED)
     assert one["loss"][-2:] != alone(replace(case, objective=PLAIN[case.objective]))["loss"][-2:]
-    is_one(workers(case.ranks).run(train, case, str(tmp_path)), one, case, (*KEYS, "bound"))
+    assert all(one["surprise"]) == (case.objective == "clipped")
+    is_one(workers(case.ranks).run(train, case, str(tmp_path)), one, case, (*KEYS, "bound", "surprise"))

@@ -213,6 +213,8 @@ def train(case: Case, path: str, stop: int | None = None, below: int = 63) -> di
         "held": held(trainer.run.model),
         "last": [summary.loss, *([bound.nats_per_token, bound.standard_error] if bound else [])],
         "loss": [record["loss"] for record in records if record["kind"] == "step"],
+        # Of objectives whose loss has it.
+        "surprise": [r.get("surprise", 0.0) for r in records if r["kind"] == "step"],
         "norm": [record["grad_norm"] for record in records if record["kind"] == "step"],
         # Of experts alone, and of steps with labels.
         "routing": [[r.get(key, 0.0) for key in ROUTING] for r in records if r["kind"] == "step"],

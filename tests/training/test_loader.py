@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from tests.training.tiny import train, weights
+from tests.training.tiny import config, train, weights
+from unmask import Trainer
 from unmask.errors import UserError
-from unmask.training.source import Loader
+from unmask.training.source import Loader, Source
 
 
 def test_what_was_made_ahead_is_taken_once_and_only_for_its_key() -> None:
@@ -38,6 +39,17 @@ def test_a_mistake_found_ahead_is_told_in_its_turn() -> None:
     with pytest.raises(UserError, match="no 1"):
         loader.get(1)
     loader.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_source_that_gives_no_batch_is_told_so(tmp_path, ahead) -> None:
+    class Mine(Source):
+        def batch(self, step, part=(0, 1)):
+            return []
+
+    Mine.ahead = ahead
+    with pytest.raises(UserError, match="Mine.batch returned a list: it has to return a Batch"):
+        Trainer(config=config(tmp_path, "training.steps=1")).train(Mine())
 
 
 @pytest.mark.parametrize("objective", ["block_diffusion", "mdlm"])

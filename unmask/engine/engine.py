@@ -58,10 +58,11 @@ class Update(NamedTuple):
 class Engine:
     """A model, divided as the mesh says, with its gradients, its optimiser and what follows its weights.
 
-    loaded: the model, which the engine divides in place; its weights may be unread yet. example:
-    an objective and rows such as those of a step, by which the stages of a pipeline are balanced (None: evenly).
+    loaded: the model, which the engine divides in place; its weights may be unread yet. row_model: what `row_model_of`
+    has made of it, if it has. example: an objective and rows such as those of a step, by which the stages of a pipeline
+    are balanced (None: evenly).
+
     UserError for a config whose settings do not go together, or with the model.
-    row_model: what `row_model_of` has made of the model, if it has.
     """
 
     def __init__(

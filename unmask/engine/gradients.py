@@ -51,7 +51,7 @@ class Gradients:
     passes: int
     scaler: torch.amp.GradScaler
     observers: Sequence[Observer] = ()
-    _names: list[str] = field(default_factory=list)
+    _names: dict[type, list[str]] = field(default_factory=dict)
 
     def accumulate(self, objective: Objective, micro: Sequence[Rows]) -> Losses:
         """Gradients of sum / count into the parameters. micro: of this process's replica."""
@@ -71,15 +71,16 @@ class Gradients:
         sums: dict[str, Any] = dict.fromkeys(("loss", "nll_sum", "labelled"), 0.0)
         computed = self._pipelined if isinstance(self.module, Pipeline) else self._one_by_one
         for number, batch, terms in computed(objective, batches, count or 1.0):
-            for name, value in {"loss": terms.sum, **terms.metrics}.items():
+            for name, value in {**terms.metrics, "loss": terms.sum}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
             for observer in self.observers:
                 observer.see(number, batch, terms)
-        means, routed = self._over_processes(self._named(sums))
-        metrics = {"nll": means["nll_sum"] / means["labelled"]} if means.get("labelled") else {}
+        means, routed = self._over_processes(self._named(objective, sums) if labels > 0 else sums)
+        loss, nll, labelled = (means.pop(name) for name in ("loss", "nll_sum", "labelled"))
+        metrics = {name: value / labelled for name, value in {"nll": nll, **means}.items()} if labelled else {}
         if routing is not None:
             metrics |= routing.read(routed, learning)
-        return Losses(means["loss"] / (count or 1.0), {**metrics, "rows": round(rows)}, work)
+        return Losses(loss / (count or 1.0), {**metrics, "rows": round(rows)}, work)
 
     def _micro_batches(self, micro: Sequence[Rows], labels: bool) -> dict[int, Rows]:
         """What goes through the model, by number. labels: whether any process has some."""
@@ -128,13 +129,12 @@ class Gradients:
             mesh.traffic.add("parameter gradients", local(tied).nbytes)
         yield from zip(micro, batches, terms, strict=False)
 
-    def _named(self, sums: dict[str, Any]) -> dict[str, Any]:
-        """The sums under the same names on all ranks: in a pipeline only the last stage has those of a loss."""
-        if self.mesh.sizes["pipeline"] == 1:
-            return sums
-        if not self._names:
-            self._names = list(dict.fromkeys(name for names in self.mesh.gathered(list(sums)) for name in names))
-        return {name: sums.get(name, 0.0) for name in self._names}
+    def _named(self, objective: Objective, sums: dict[str, Any]) -> dict[str, Any]:
+        """The sums under the same names on all ranks, of which some may have computed no loss."""
+        kind = type(objective)
+        if kind not in self._names:
+            self._names[kind] = list(dict.fromkeys(name for names in self.mesh.gathered(list(sums)) for name in names))
+        return {name: sums.get(name, 0.0) for name in self._names[kind]}
 
     def _over_processes(self, sums: dict[str, Any]) -> tuple[dict[str, float], list[float]]:
         """(the sums over all processes, those of the routers); the observers take theirs."""

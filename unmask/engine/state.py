@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unmask.engine.optim.masters import MASTER
-from unmask.engine.optim.optimizers import FIXED, SETTINGS
+from unmask.engine.optim.optimizers import FIXED
 from unmask.models.adapters import nf4
 
 if TYPE_CHECKING:
@@ -50,25 +50,20 @@ def without_absent(state: dict[str, Any], names: frozenset[str]) -> dict[str, An
 
 
 def load(engine: Engine, state: dict[str, Any]) -> None:
-    """Take up `tensors` that have been filled. The optimiser's settings stay the config's; EMA weights and masters that
-    are absent start from the weights."""
+    """Take up `tensors` that have been filled. The optimiser's settings, and how it computes, stay the config's; EMA
+    weights and masters that are absent start from the weights."""
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
     optimizer = engine.optimizer
-    settings = [{key: group[key] for key in SETTINGS if key in group} for group in optimizer.param_groups]
-    set_optimizer_state_dict(engine.model, optimizer, _own_groups(engine, state["optimizer"]))
-    for group, kept in zip(optimizer.param_groups, settings, strict=True):
-        group.update(kept)
+    kept = {group["role"]: {key: group[key] for key in FIXED if key in group} for group in optimizer.param_groups}
+    saved = _own_groups(engine, state["optimizer"])
+    groups = [{**group, **kept[group["role"]]} for group in saved["param_groups"]]
+    set_optimizer_state_dict(engine.model, optimizer, {**saved, "param_groups": groups})
     torch.set_rng_state(state["random"]["cpu"])
     if "cuda" in state["random"]:
         torch.cuda.set_rng_state(state["random"]["cuda"])
     if engine.ema is not None and "ema" not in state:
         engine.ema.restart()
-
-
-def fixed(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """How torch's optimiser computes, by parameter group, which no checkpoint decides."""
-    return [{key: group[key] for key in FIXED if key in group} for group in state["optimizer"]["param_groups"]]
 
 
 def _all_groups(engine: Engine, state: dict[str, Any]) -> dict[str, Any]:

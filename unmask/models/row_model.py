@@ -66,14 +66,14 @@ class RowBatch:
         return self.once.token.shape[1]
 
     def labelled_rows(self, objective: Objective) -> LabelledRows:
-        """What the objective's loss knows of the pack; ValueError where a column that it declares is missing.
+        """What the objective's loss knows of the pack; UserError where a column that it declares is missing.
 
         A pack of no labelled row, as stands in for none, needs no column: empty ones take their place.
         """
         columns = {}
         for name, shape in objective.columns.items():
             if name not in self.columns and len(self.label):
-                raise ValueError(f"{type(objective).__name__} reads the column {name!r}, which its rows do not have")
+                raise UserError(f"{type(objective).__name__} reads the column {name!r}, which its rows do not have")
             columns[name] = self.columns.get(name, self.weight.new_empty((0, *shape)))
         return LabelledRows(self.label, self.weight, self.count, columns)
 

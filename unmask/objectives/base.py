@@ -37,6 +37,8 @@ class LabelledRows:
 class LossTerms(NamedTuple):
     """sum (a scalar with gradient) over labelled rows, the count that divides it globally, detached metric sums.
 
+    metrics: scalars under the same names at every call, summed over all rows and ranks: `labelled`, the number of rows,
+    by which the log divides the others: `nll_sum`, which it calls nll, and any more under their own names.
     nll: of every labelled row, [n], detached; None for a loss that has none, whose log then lacks the loss by level.
     """
 

@@ -22,7 +22,7 @@ import torch
 from unmask.config import CheckpointConfig
 from unmask.endings import passing
 from unmask.engine.engine import Engine
-from unmask.engine.state import fixed, tensors, without_absent
+from unmask.engine.state import tensors, without_absent
 from unmask.errors import UserError, disk_refusal
 from unmask.files import replacing
 from unmask.runs import distcp
@@ -174,10 +174,7 @@ class Checkpoints:
         layout.verify(folder)
         table = distcp.contents(folder)
         saved = without_absent(tensors(self.engine), table.names)
-        kept = fixed(saved)
         distcp.load(saved, folder, table)
-        for group, settings in zip(saved["optimizer"]["param_groups"], kept, strict=True):
-            group.update(settings)
         plain = layout.state_of(folder)
         with layout.taking_up(folder):
             self.engine.load_state_dict({**saved, "engine": plain})

@@ -15,7 +15,7 @@ from typing import Any
 from unmask.rows import Rows, flops
 from unmask.tracking.jsonl import read
 from unmask.training.setup import Run
-from unmask.training.source import Batch, Step
+from unmask.training.source import Batch, Step, asked
 from unmask.training.speed import peak_flops
 
 #: The least and the most of a matrix product's rate that whole steps reach (MFU), by kind of device: on CPUs as small
@@ -45,7 +45,7 @@ def header(run: Run, step: int, mesh: Any) -> list[str]:
 
 def first(run: Run) -> Batch | None:
     """The first step's rows of all replicas; None where its source can tell them in their turn only."""
-    return run.source.batch(Step(0, run.steps, 0, run.objective)) if run.source.ahead else None
+    return asked(run.source, Step(0, run.steps, 0, run.objective)) if run.source.ahead else None
 
 
 def predicted(run: Run, micro: Sequence[Rows], step: int, processes: int) -> tuple[float, float] | None:

@@ -102,6 +102,14 @@ class Source:
         """The opposite."""
 
 
+def asked(source: Source, step: Step, part: tuple[int, int] = (0, 1)) -> Batch:
+    """`source.batch`; UserError where a plug-in's returns something else than a Batch."""
+    batch = source.batch(step, part)
+    if not isinstance(batch, Batch):
+        raise UserError(f"{type(source).__name__}.batch returned a {type(batch).__name__}: it has to return a Batch")
+    return batch
+
+
 class Packs(Source):
     """Packs of documents, a function of (seed, step); their rows under the noise of the step."""
 

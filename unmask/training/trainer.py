@@ -31,7 +31,7 @@ from unmask.training.journal import Journal
 from unmask.training.profile import Profile
 from unmask.training.saving import Saving
 from unmask.training.signals import Ending
-from unmask.training.source import Batch, Loader, Step
+from unmask.training.source import Batch, Loader, Step, asked
 from unmask.training.speed import Meter, of_ranks
 from unmask.training.spikes import SpikeGuard
 from unmask.training.summary import Summary
@@ -151,7 +151,7 @@ class Trainer:
         example = None if first is None else (first.objective, first.micro[0])
         self.engine = Engine(run.loaded, self.mesh, config, run.row_model, example)
         run.source.begin(self.engine)
-        self.loader: Loader[Step, Batch] = Loader(lambda step: run.source.batch(step, self.engine.part))
+        self.loader: Loader[Step, Batch] = Loader(lambda step: asked(run.source, step, self.engine.part))
         self.spikes = SpikeGuard(config.training.spike)
         self.meter = Meter(run.device, run.precision.dtype)
         self.profile = Profile(config.log.profile, run.path, self.mesh.rank, run.device)

@@ -107,7 +107,7 @@ def fill(model: nn.Module, device: torch.device | str | None = None, only: Seque
     wanted: dict[str, Tensor] = {}
     made: dict[nn.Parameter, nn.Parameter] = {}
     for path, module, name, parameter in _without(model):
-        if chosen and parameter not in chosen:
+        if only and parameter not in chosen:
             continue
         if parameter not in made:
             made[parameter] = nn.Parameter(
